@@ -1,0 +1,59 @@
+"""How long, how much at once, on what, and what to watch for. Pure."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ascend_moe_train.part import Part
+
+PositiveInt = Annotated[int, Field(gt=0)]
+
+
+class BatchConfig(Part):
+    """Sequences per optimizer step, and per forward and backward; the ratio is the gradient accumulation."""
+
+    global_sequences: PositiveInt = 8
+    micro_sequences: PositiveInt = 8
+
+    @property
+    def num_micro(self) -> int:
+        """Micro-batches per optimizer step."""
+        return self.global_sequences // self.micro_sequences
+
+    @model_validator(mode="after")
+    def _divides(self) -> Self:
+        if self.global_sequences % self.micro_sequences:
+            raise ValueError(
+                f"global_sequences {self.global_sequences} does not divide by micro_sequences {self.micro_sequences}"
+            )
+        return self
+
+
+class GuardConfig(Part):
+    """What to do when numbers go wrong.
+
+    A step whose loss or gradient norm is not finite is skipped; after `max_bad_steps` in a row the run stops. A step
+    whose loss exceeds the mean of the last `spike_window` good steps by `spike_sigma` standard deviations is a spike:
+    `spike_action` only reports it (`warn`) or also leaves the weights as they were (`skip`).
+    """
+
+    max_bad_steps: PositiveInt = 10
+    spike_sigma: Annotated[float, Field(gt=0)] = 6.0
+    spike_window: Annotated[int, Field(ge=8)] = 64
+    spike_action: Literal["off", "warn", "skip"] = "warn"
+
+
+class RunConfigPart(Part):
+    """One run: its folder, length, seed, device and rhythm of reports."""
+
+    dir: str
+    steps: PositiveInt
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 1234
+    device: Literal["auto", "cpu", "ascend"] = "auto"
+    kernels: Literal["auto", "portable", "native"] = "auto"
+    precision: Literal["fp32", "fp16", "bf16"] = "fp32"
+    log_every: PositiveInt = 10
+    eval_every: PositiveInt = 200
+    eval_sequences: PositiveInt = 64
+    peak_flops_per_s: Annotated[float, Field(gt=0)] | None = None
+    tensorboard: bool = True
