@@ -1,0 +1,163 @@
+"""Kernels from MindSpore's own operators: they run everywhere, and are the oracle of the others.
+
+Shape letters: see protocol.py; M rows of one block, Q blocks.
+"""
+
+from typing import Any
+
+import mindspore as ms
+from mindspore import ops
+
+Tensor = Any
+
+BLOCK_ROWS = 64
+
+
+def _one_hot_rank(expert_N: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
+    """Rank of each assignment among those of its expert, in order, and counts per expert."""
+    hot_NE = ops.cast(ops.expand_dims(expert_N, 1) == ops.arange(num_experts).astype(ms.int32), ms.int32)
+    upto_NE = ops.cumsum(hot_NE, 0)
+    rank_N = ops.sum(upto_NE * hot_NE, 1) - 1
+    return ops.cast(rank_N, ms.int32), ops.cast(ops.sum(hot_NE, 0), ms.int32)
+
+
+def _exclusive_cumsum(x_E: Tensor) -> Tensor:
+    return ops.cumsum(x_E, 0) - x_E
+
+
+class PortableKernels:
+    """Reference implementation of `protocol.Kernels`."""
+
+    name = "portable"
+
+    def matmul(self, x_TD: Tensor, w_FD: Tensor) -> Tensor:
+        return ops.MatMul(transpose_b=True)(x_TD, w_FD)
+
+    def embed(self, token_T: Tensor, w_VD: Tensor) -> Tensor:
+        return ops.gather(w_VD, token_T, 0)
+
+    def rms_norm(self, x_TD: Tensor, w_D: Tensor, eps: float) -> Tensor:
+        return x_TD * ops.rsqrt(ops.mean(x_TD * x_TD, -1, True) + eps) * w_D
+
+    def rope(self, x_BSHZ: Tensor, cos_BSZ: Tensor, sin_BSZ: Tensor) -> Tensor:
+        half = x_BSHZ.shape[-1] // 2
+        a, b = x_BSHZ[..., :half], x_BSHZ[..., half:]
+        cos, sin = ops.expand_dims(cos_BSZ, 2), ops.expand_dims(sin_BSZ, 2)
+        return ops.concat((a * cos - b * sin, b * cos + a * sin), -1)
+
+    def attention(self, q_BSHZ: Tensor, k_BSGZ: Tensor, v_BSGZ: Tensor, segment_BS: Tensor) -> Tensor:
+        B, S, H, Z = q_BSHZ.shape
+        G = k_BSGZ.shape[2]
+        q = ops.reshape(ops.transpose(q_BSHZ, (0, 2, 1, 3)), (B * G, H // G * S, Z))
+        k = ops.reshape(ops.transpose(k_BSGZ, (0, 2, 1, 3)), (B * G, S, Z))
+        v = ops.reshape(ops.transpose(v_BSGZ, (0, 2, 1, 3)), (B * G, S, Z))
+        scores = ops.reshape(ops.BatchMatMul(transpose_b=True)(q, k), (B, G, H // G, S, S)) * (Z**-0.5)
+        place_S = ops.arange(S)
+        causal_SS = ops.expand_dims(place_S, 1) >= ops.expand_dims(place_S, 0)
+        same_BSS = ops.expand_dims(segment_BS, 2) == ops.expand_dims(segment_BS, 1)
+        seen = ops.reshape(ops.logical_and(same_BSS, ops.expand_dims(causal_SS, 0)), (B, 1, 1, S, S))
+        p = ops.softmax(ops.select(ops.broadcast_to(seen, scores.shape), scores, ops.full_like(scores, -1e30)), -1)
+        out = ops.BatchMatMul()(ops.reshape(p, (B * G, H // G * S, S)), v)
+        return ops.transpose(ops.reshape(out, (B, H, S, Z)), (0, 2, 1, 3))
+
+    def swiglu(self, h_RF: Tensor) -> Tensor:
+        half = h_RF.shape[-1] // 2
+        gate = h_RF[..., :half]
+        return gate * ops.sigmoid(gate) * h_RF[..., half:]
+
+    def sort_by_expert(
+        self, expert_TK: Tensor, gate_TK: Tensor, num_experts: int, capacity: int | None, by_probability: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        T, K = expert_TK.shape
+        N = T * K
+        expert_N = ops.reshape(expert_TK, (N,))
+        rank_N, counts_E = _one_hot_rank(expert_N, num_experts)
+        rows = N
+        if capacity is not None:
+            rows = min(N, num_experts * capacity)
+            kept_N = rank_N < capacity
+            if by_probability:
+                order_N = ops.cast(ops.argsort(-ops.reshape(gate_TK, (N,)), 0), ms.int32)
+                sorted_rank_N, _ = _one_hot_rank(ops.gather(expert_N, order_N, 0), num_experts)
+                best_N = ops.tensor_scatter_elements(ops.zeros_like(expert_N), order_N, sorted_rank_N, 0)
+                kept_N = best_N < capacity
+                # dropped assignments move to a group of their own, so that the kept ones rank without gaps
+                rank_N, _ = _one_hot_rank(
+                    ops.select(kept_N, expert_N, ops.full_like(expert_N, num_experts)), num_experts + 1
+                )
+            counts_E = ops.minimum(counts_E, ops.full_like(counts_E, capacity))
+        else:
+            kept_N = rank_N >= 0
+        start_E = ops.cast(_exclusive_cumsum(counts_E), ms.int32)
+        row_N = ops.select(kept_N, ops.gather(start_E, expert_N, 0) + rank_N, ops.full_like(rank_N, rows))
+        # one spare row takes every dropped assignment, and is cut off
+        source = ops.tensor_scatter_elements(
+            ops.full((rows + 1,), -1, dtype=ms.int32), row_N, ops.arange(N).astype(ms.int32), 0
+        )
+        row_N = ops.select(kept_N, row_N, ops.full_like(row_N, -1))
+        return ops.reshape(row_N, (T, K)), source[:rows], counts_E
+
+    def permute(self, x_TD: Tensor, row_TK: Tensor, source_R: Tensor) -> Tensor:
+        K = row_TK.shape[1]
+        filled_R1 = ops.cast(ops.expand_dims(source_R, 1) >= 0, x_TD.dtype)
+        token_R = ops.maximum(source_R, ops.zeros_like(source_R)) // K
+        return ops.gather(x_TD, token_R, 0) * filled_R1
+
+    def combine(self, y_RD: Tensor, gate_TK: Tensor, row_TK: Tensor, source_R: Tensor) -> Tensor:
+        T, K = row_TK.shape
+        kept_TK = ops.cast(row_TK >= 0, y_RD.dtype)
+        row_N = ops.reshape(ops.maximum(row_TK, ops.zeros_like(row_TK)), (T * K,))
+        y_TKD = ops.reshape(ops.gather(y_RD, row_N, 0), (T, K, y_RD.shape[1]))
+        return ops.sum(y_TKD * ops.expand_dims(gate_TK * kept_TK, 2), 1)
+
+    def grouped_matmul(self, x_RD: Tensor, w_EDF: Tensor, counts_E: Tensor) -> Tensor:
+        """Each expert's rows are padded to whole blocks of M rows, so that one batched matmul with a static number of
+        blocks, R / M + E, serves any routing (the idea of MegaBlocks: Gale et al., 2022, section 5)."""
+        R, D = x_RD.shape
+        E, _, F = w_EDF.shape
+        M = BLOCK_ROWS
+        Q = R // M + E
+        blocks_E = (counts_E + (M - 1)) // M
+        first_block_E = _exclusive_cumsum(blocks_E)
+        last_row_E = ops.cumsum(counts_E, 0)
+        row_R = ops.arange(R).astype(ms.int32)
+        expert_R = ops.sum(ops.cast(ops.expand_dims(row_R, 1) >= ops.expand_dims(last_row_E, 0), ms.int32), 1)
+        inside_R = ops.cast(expert_R < E, ms.int32)
+        expert_R = ops.cast(ops.minimum(expert_R, ops.full_like(expert_R, E - 1)), ms.int32)
+        shift_E = ops.cast(first_block_E * M - _exclusive_cumsum(counts_E), ms.int32)
+        place_R = ops.select(inside_R > 0, row_R + ops.gather(shift_E, expert_R, 0), ops.full_like(row_R, Q * M))
+        from_row = ops.tensor_scatter_elements(ops.full((Q * M + 1,), R, dtype=ms.int32), place_R, row_R, 0)[: Q * M]
+        x_padded = ops.concat((x_RD, ops.zeros((1, D), x_RD.dtype)), 0)
+        x_QMD = ops.reshape(ops.gather(x_padded, from_row, 0), (Q, M, D))
+        block_Q = ops.arange(Q).astype(ms.int32)
+        end_block_E = ops.cumsum(blocks_E, 0)
+        expert_Q = ops.sum(ops.cast(ops.expand_dims(block_Q, 1) >= ops.expand_dims(end_block_E, 0), ms.int32), 1)
+        expert_Q = ops.cast(ops.minimum(expert_Q, ops.full_like(expert_Q, E - 1)), ms.int32)
+        y_QMF = ops.BatchMatMul()(x_QMD, ops.gather(w_EDF, expert_Q, 0))
+        y_padded = ops.concat((ops.reshape(y_QMF, (Q * M, F)), ops.zeros((1, F), x_RD.dtype)), 0)
+        return ops.gather(y_padded, place_R, 0)
+
+    def cross_entropy(self, logits_TV: Tensor, target_T: Tensor) -> Tensor:
+        counted_T = target_T >= 0
+        index_T1 = ops.expand_dims(ops.maximum(target_T, ops.zeros_like(target_T)), 1)
+        top_T1 = ops.stop_gradient(ops.amax(logits_TV, 1, True))
+        log_sum_T = ops.log(ops.sum(ops.exp(logits_TV - top_T1), 1)) + ops.squeeze(top_T1, 1)
+        loss_T = log_sum_T - ops.squeeze(ops.gather_elements(logits_TV, 1, index_T1), 1)
+        return loss_T * ops.cast(counted_T, logits_TV.dtype)
+
+    def square_sum(self, x: Tensor) -> Tensor:
+        return ops.reshape(ops.sum(x * x), (1,))
+
+    def adamw(self, state: tuple[Tensor, Tensor, Tensor], grad: Tensor, scalars: Tensor, decays: bool) -> Tensor:
+        parameter, first, second = state
+        lr, beta1, beta2, one_minus_beta1, one_minus_beta2, eps, decay, scale = ops.unbind(scalars)
+        # a skipped step has scale 0, and 0 * inf would be NaN
+        g = ops.select(ops.broadcast_to(scale > 0, grad.shape), grad * scale, ops.zeros_like(grad))
+        m = beta1 * first + one_minus_beta1 * g
+        v = beta2 * second + one_minus_beta2 * g * g
+        step = lr * m / (ops.sqrt(v) + eps)
+        if decays:
+            step = step + decay * parameter
+        first = ops.assign(first, m)
+        second = ops.assign(second, v)
+        return ops.depend(ops.assign(parameter, parameter - step), (first, second))

@@ -1,0 +1,68 @@
+"""The seam between the model and a device's kernels. The legend below holds for every file of `model/`.
+
+T tokens (B * S), B batch, S sequence, D hidden, F feed-forward width, V vocabulary, H query heads, G key/value heads,
+Z head size, E experts, K experts per token (top-k), N = T * K assignments, R rows of the expert buffer, L layers.
+"""
+
+from typing import Any, Protocol
+
+Tensor = Any
+
+
+class Kernels(Protocol):
+    """What a device must compute. All tensors are fp32 unless said otherwise; integers are int32.
+
+    `portable.PortableKernels` is the reference; every other implementation is tested against it.
+    """
+
+    name: str
+
+    def matmul(self, x_TD: Tensor, w_FD: Tensor) -> Tensor:
+        """x w^T: (T, D), (F, D) -> (T, F)."""
+
+    def embed(self, token_T: Tensor, w_VD: Tensor) -> Tensor:
+        """Rows of the embedding: (T,), (V, D) -> (T, D)."""
+
+    def rms_norm(self, x_TD: Tensor, w_D: Tensor, eps: float) -> Tensor:
+        """x / sqrt(mean(x^2) + eps) * w over the last dim (Zhang & Sennrich, 2019)."""
+
+    def rope(self, x_BSHZ: Tensor, cos_BSZ: Tensor, sin_BSZ: Tensor) -> Tensor:
+        """Rotate pairs (i, i + Z/2) of each head; cos and sin have Z/2 columns."""
+
+    def attention(self, q_BSHZ: Tensor, k_BSGZ: Tensor, v_BSGZ: Tensor, segment_BS: Tensor) -> Tensor:
+        """Causal softmax attention within equal segments, scaled by 1/sqrt(Z): -> (B, S, H, Z).
+
+        Head h reads key/value head h // (H / G). Segment numbers never fall along a sequence.
+        """
+
+    def swiglu(self, h_RF: Tensor) -> Tensor:
+        """silu(first half) * second half of the columns: (R, 2F) -> (R, F)."""
+
+    def sort_by_expert(
+        self, expert_TK: Tensor, gate_TK: Tensor, num_experts: int, capacity: int | None, by_probability: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Place assignments in expert order.
+
+        Returns row_TK (row of the buffer of each assignment, -1 if dropped), source_R (assignment t * K + k of each
+        row, -1 for rows that stay empty) and counts_E (rows kept by each expert). R is N, or min(N, E * capacity).
+        Within an expert, rows follow the order of assignments. Over capacity, the last assignments are dropped, or
+        with `by_probability` those of the smallest gate.
+        """
+
+    def permute(self, x_TD: Tensor, row_TK: Tensor, source_R: Tensor) -> Tensor:
+        """Copy each token to its rows: -> (R, D), empty rows are zero."""
+
+    def combine(self, y_RD: Tensor, gate_TK: Tensor, row_TK: Tensor, source_R: Tensor) -> Tensor:
+        """sum_k gate * y[row] per token; dropped assignments add nothing: -> (T, D)."""
+
+    def grouped_matmul(self, x_RD: Tensor, w_EDF: Tensor, counts_E: Tensor) -> Tensor:
+        """Multiply consecutive blocks of counts_E rows by their expert's weight: -> (R, F), empty rows are zero."""
+
+    def cross_entropy(self, logits_TV: Tensor, target_T: Tensor) -> Tensor:
+        """-log softmax(logits)[target] per token, 0 where the target is -1: -> (T,)."""
+
+    def square_sum(self, x: Tensor) -> Tensor:
+        """Sum of squares of all elements: -> (1,)."""
+
+    def adamw(self, state: tuple[Tensor, Tensor, Tensor], grad: Tensor, scalars: Tensor, decays: bool) -> Tensor:
+        """Update (parameter, first, second moment) in place; see `optim.adamw` for the eight scalars. -> a token."""
