@@ -19,3 +19,7 @@ class CheckpointError(UserError):
 
 class TrainingError(UserError):
     """A run that cannot go on: non-finite values, a spike that does not pass, a device that is not there."""
+
+
+class MetricsError(UserError):
+    """A metrics file or run folder that cannot be read or written."""
