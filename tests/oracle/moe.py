@@ -1,0 +1,80 @@
+"""The Mixture-of-Experts layer: route, dispatch, experts, combine, plus the shared expert that every token visits.
+
+T tokens, D hidden, E experts, K top-k, N = T*K assignments, M assignments kept.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ascend_moe_train.model.config import MoEConfig
+from tests.oracle.arrays import F64, in_float64
+from tests.oracle.dispatch import Dispatch, dispatch
+from tests.oracle.experts import grouped_swiglu, grouped_swiglu_vjp
+from tests.oracle.ffn import swiglu, swiglu_vjp
+from tests.oracle.router import Routing, route, route_vjp
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoEOutput:
+    """The layer's output and what the losses and the reports need."""
+
+    y_TD: F64
+    routing: Routing
+    dispatch: Dispatch
+
+
+@in_float64
+def moe_layer(x_TD: F64, params: Mapping[str, F64], moe: MoEConfig, noise_TD: F64 | None = None) -> MoEOutput:
+    """y_t = sum over kept slots k of weight_tk * expert_tk(x_t), + shared(x_t).
+
+    `params`: router.weight (E, D), experts.w13 (E, D, 2F), experts.w2 (E, F, D), and with a shared expert
+    shared.w13.weight (2Fs, D), shared.w2.weight (D, Fs).
+    """
+    routing = route(x_TD, params["router.weight"], moe, noise_TD)
+    plan = dispatch(routing.expert_TK, routing.weight_TK, moe)
+    token_M = plan.assignment_M // moe.top_k
+    weight_M = routing.weight_TK.reshape(-1)[plan.assignment_M]
+    out_MD = grouped_swiglu(x_TD[token_M], plan.count_E, params["experts.w13"], params["experts.w2"])
+    y_TD = np.zeros_like(x_TD)
+    np.add.at(y_TD, token_M, weight_M[:, None] * out_MD)
+    if moe.shared_ffn:
+        y_TD += swiglu(x_TD, params["shared.w13.weight"], params["shared.w2.weight"])
+    return MoEOutput(y_TD=y_TD, routing=routing, dispatch=plan)
+
+
+@in_float64
+def moe_layer_vjp(
+    d_y_TD: F64,
+    d_prob_TE: F64,
+    d_logits_TE: F64,
+    x_TD: F64,
+    params: Mapping[str, F64],
+    moe: MoEConfig,
+    noise_TD: F64 | None = None,
+) -> tuple[F64, dict[str, F64]]:
+    """Return (d_x_TD, gradients named as `params`). A dropped assignment's gate weight and row get no gradient."""
+    forward = moe_layer(x_TD, params, moe, noise_TD)
+    routing, plan = forward.routing, forward.dispatch
+    w13, w2 = params["experts.w13"], params["experts.w2"]
+    token_M = plan.assignment_M // moe.top_k
+    weight_M = routing.weight_TK.reshape(-1)[plan.assignment_M]
+    out_MD = grouped_swiglu(x_TD[token_M], plan.count_E, w13, w2)
+
+    d_weight_N = np.zeros(routing.weight_TK.size)
+    d_weight_N[plan.assignment_M] = (d_y_TD[token_M] * out_MD).sum(axis=1)
+    d_rows_MD, d_w13, d_w2 = grouped_swiglu_vjp(
+        weight_M[:, None] * d_y_TD[token_M], x_TD[token_M], plan.count_E, w13, w2
+    )
+    d_x_TD, d_router = route_vjp(
+        d_weight_N.reshape(-1, moe.top_k), d_prob_TE, d_logits_TE, x_TD, params["router.weight"], moe, noise_TD
+    )
+    np.add.at(d_x_TD, token_M, d_rows_MD)
+    grads = {"router.weight": d_router, "experts.w13": d_w13, "experts.w2": d_w2}
+    if moe.shared_ffn:
+        d_shared_TD, grads["shared.w13.weight"], grads["shared.w2.weight"] = swiglu_vjp(
+            d_y_TD, x_TD, params["shared.w13.weight"], params["shared.w2.weight"]
+        )
+        d_x_TD = d_x_TD + d_shared_TD
+    return d_x_TD, grads
