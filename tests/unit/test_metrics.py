@@ -21,12 +21,17 @@ COUNTS_LE = np.array([[6, 2, 0, 0], [2, 2, 2, 2]])
 
 
 def meter(**changes: Any) -> StepMeter:
-    settings = {"total_steps": 10, "flops_per_token": 100.0, "peak_flops_per_s": 1000.0, "smoother": Smoother()}
+    settings: dict[str, Any] = {
+        "total_steps": 10,
+        "flops_per_token": 100.0,
+        "peak_flops_per_s": 1000.0,
+        "smoother": Smoother(),
+    }
     return StepMeter(**(settings | changes))
 
 
 def step(number: int, by: StepMeter | None = None, **changes: Any) -> StepRecord:
-    values = {
+    values: dict[str, Any] = {
         "step": number,
         "loss": 2.5,
         "aux_loss": 0.01,
@@ -107,7 +112,12 @@ def test_evaluation() -> None:
 
 def test_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "run" / "metrics.jsonl"
-    records = [step(1), evaluation(1), step(2, loss_scale=65536.0), step(3, counts_LE=np.zeros((0, 0), np.int64))]
+    records: list[metrics.Record] = [
+        step(1),
+        evaluation(1),
+        step(2, loss_scale=65536.0),
+        step(3, counts_LE=np.zeros((0, 0), np.int64)),
+    ]
     write(path, *records)
     assert list(read_records(path)) == records
 

@@ -1,0 +1,76 @@
+"""TensorBoard event files of a run, written with the `tensorboard` package alone. Pure."""
+
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from ascend_moe_train.errors import MetricsError
+from ascend_moe_train.train.metrics import EvalRecord, Record, StepRecord
+
+
+class TensorBoardWriter:
+    """Writes one event file into `folder`; a resumed run adds another.
+
+    `first_step` is the first step that this process records: TensorBoard then forgets what an earlier process wrote
+    for that step and later ones. Raises MetricsError when the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path, *, first_step: int) -> None:
+        try:
+            self._writer = EventFileWriter(str(folder))
+        except OSError as error:
+            raise MetricsError(f"{folder}: {error.strerror or error}") from None
+        self._writer.add_event(Event(step=first_step, session_log=SessionLog(status=SessionLog.START)))
+
+    def write(self, record: Record) -> None:
+        """Adds the figures of one record, unknown ones left out."""
+        figures = _step_scalars(record) if isinstance(record, StepRecord) else _eval_scalars(record)
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in figures.items() if value is not None]
+        self._writer.add_event(Event(step=record.step, summary=Summary(value=values)))
+
+    def close(self) -> None:
+        """Writes out what is still in memory."""
+        self._writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _step_scalars(record: StepRecord) -> dict[str, float | None]:
+    scalars: dict[str, float | None] = {
+        "loss/train": record.loss,
+        "loss/smoothed": record.loss_smooth,
+        "loss/aux": record.aux_loss,
+        "loss/z": record.z_loss,
+        "optim/lr": record.lr,
+        "optim/grad_norm": record.grad_norm,
+        "optim/loss_scale": record.loss_scale,
+        "optim/skipped": float(record.skipped),
+        "speed/tokens_per_s": record.tokens_per_s,
+        "speed/model_flops_per_s": record.model_flops_per_s,
+        "speed/mfu": record.mfu,
+        "speed/memory_bytes": record.memory_bytes,
+    }
+    if record.load_cv:
+        scalars["experts/drop_rate"] = record.drop_rate
+    for layer, figures in enumerate(zip(record.load_cv, record.load_max_over_mean, record.dead_experts, strict=True)):
+        for name, value in zip(("load_cv", "max_over_mean", "dead"), figures, strict=True):
+            scalars[f"experts_{name}/moe_layer_{layer:02}"] = value
+    return scalars
+
+
+def _eval_scalars(record: EvalRecord) -> dict[str, float | None]:
+    return {
+        "loss/validation": record.loss,
+        "validation/perplexity": record.perplexity,
+        "validation/bits_per_byte": record.bits_per_byte,
+    }
