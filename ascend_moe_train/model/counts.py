@@ -1,0 +1,129 @@
+"""What a model config amounts to: parameter shapes, parameters, FLOPs. Pure.
+
+Shape letters: D hidden, F ffn, E experts, K top-k, S sequence, H heads, G kv heads, V vocabulary.
+Not counted here: activation bytes, optimizer state.
+"""
+
+from math import prod
+
+from ascend_moe_train.model.config import ModelConfig, MoEConfig
+
+# The last words of a parameter's name, and the part of the model that it belongs to; the first match counts.
+_PARTS = (
+    ("embed.weight", "embedding"),
+    ("head.weight", "head"),
+    ("norm.weight", "norms"),
+    ("attn.qkv.weight", "attention"),
+    ("attn.out.weight", "attention"),
+    ("moe.router.weight", "routers"),
+    ("moe.experts.w13", "experts"),
+    ("moe.experts.w2", "experts"),
+    ("moe.shared.w13.weight", "shared_experts"),
+    ("moe.shared.w2.weight", "shared_experts"),
+    ("ffn.w13.weight", "dense_ffn"),
+    ("ffn.w2.weight", "dense_ffn"),
+)
+
+
+def parameter_shapes(cfg: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every trained tensor, in the order of the forward pass.
+
+    `qkv` rows are the query heads, then the key heads, then the value heads; `w13` holds gate (w1), then up (w3). Dense
+    weights are [out, in]; those of the experts are [E, in, out], one block for all of a layer.
+    """
+    shapes: dict[str, tuple[int, ...]] = {"embed.weight": (cfg.vocab_size, cfg.hidden)}
+    for layer in range(cfg.num_layers):
+        for name, shape in _block_shapes(cfg, layer).items():
+            shapes[f"layers.{layer}.{name}"] = shape
+    shapes["norm.weight"] = (cfg.hidden,)
+    if not cfg.tie_embeddings:
+        shapes["head.weight"] = (cfg.vocab_size, cfg.hidden)
+    return shapes
+
+
+def _block_shapes(cfg: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
+    head = cfg.head_size
+    shapes: dict[str, tuple[int, ...]] = {
+        "attn_norm.weight": (cfg.hidden,),
+        "attn.qkv.weight": ((cfg.num_heads + 2 * cfg.num_kv_heads) * head, cfg.hidden),
+    }
+    if cfg.qk_norm == "head":
+        shapes |= {"attn.q_norm.weight": (head,), "attn.k_norm.weight": (head,)}
+    shapes |= {"attn.out.weight": (cfg.hidden, cfg.num_heads * head), "ffn_norm.weight": (cfg.hidden,)}
+    if cfg.moe is not None and cfg.is_moe(layer):
+        return shapes | _moe_shapes(cfg.hidden, cfg.moe)
+    return shapes | {"ffn.w13.weight": (2 * cfg.ffn, cfg.hidden), "ffn.w2.weight": (cfg.hidden, cfg.ffn)}
+
+
+def _moe_shapes(hidden: int, moe: MoEConfig) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {
+        "moe.router.weight": (moe.num_experts, hidden),
+        "moe.experts.w13": (moe.num_experts, hidden, 2 * moe.ffn),
+        "moe.experts.w2": (moe.num_experts, moe.ffn, hidden),
+    }
+    if moe.shared_ffn:
+        shapes |= {
+            "moe.shared.w13.weight": (2 * moe.shared_ffn, hidden),
+            "moe.shared.w2.weight": (hidden, moe.shared_ffn),
+        }
+    return shapes
+
+
+def parameters_by_part(cfg: ModelConfig) -> dict[str, int]:
+    """Parameters of each part of the model (embedding, attention, experts, ...), 0 for one it lacks."""
+    totals = dict.fromkeys((part for _, part in _PARTS), 0)
+    for name, shape in parameter_shapes(cfg).items():
+        totals[next(part for ending, part in _PARTS if name.endswith(ending))] += prod(shape)
+    return totals
+
+
+def num_parameters(cfg: ModelConfig) -> int:
+    """All trained numbers of the model; a tied embedding counts once."""
+    return sum(parameters_by_part(cfg).values())
+
+
+def num_active_parameters(cfg: ModelConfig) -> int:
+    """Parameters that one token meets: all but the E - K experts of each MoE layer that it is not sent to.
+
+    Embedding, head and router count in full, which is how Mixtral's 12.9 and Qwen3's 3.3 billion are counted.
+    """
+    total = num_parameters(cfg)
+    if cfg.moe is None:
+        return total
+    experts = parameters_by_part(cfg)["experts"]
+    return total - experts + experts // cfg.moe.num_experts * cfg.moe.top_k
+
+
+def forward_flops_per_token(cfg: ModelConfig, seq_len: int, *, causal: bool = True) -> int:
+    """Model FLOPs of the forward pass over one token of a sequence of `seq_len`.
+
+    An m x k by k x n matrix product is 2 m n k FLOPs. Counted: all matrix products, router and head included, K experts
+    per token whatever is dropped or padded. Not counted: the embedding's gather, norms, rotary embedding, softmax,
+    activations, the weighted sum of experts. The attention products (scores, and scores times values) are 4 S H Kh per
+    token when each query meets all S keys (`causal` False: Megatron-LM's and PaLM's convention, Chowdhery et al.,
+    2022, appendix B), and half of that when the mask's empty half is left out (`causal` True, the default: what has to
+    be computed).
+    """
+    head = cfg.head_size
+    projections = 2 * cfg.hidden * head * (2 * cfg.num_heads + 2 * cfg.num_kv_heads)
+    attention = (2 if causal else 4) * seq_len * cfg.num_heads * head
+    flops = cfg.num_layers * (projections + attention) + 2 * cfg.hidden * cfg.vocab_size
+    for layer in range(cfg.num_layers):
+        flops += _feed_forward_flops(cfg, layer)
+    return flops
+
+
+def _feed_forward_flops(cfg: ModelConfig, layer: int) -> int:
+    if cfg.moe is None or not cfg.is_moe(layer):
+        return 6 * cfg.hidden * cfg.ffn
+    moe = cfg.moe
+    return 2 * cfg.hidden * moe.num_experts + 6 * cfg.hidden * (moe.top_k * moe.ffn + moe.shared_ffn)
+
+
+def training_flops_per_token(cfg: ModelConfig, seq_len: int, *, causal: bool = True) -> int:
+    """Model FLOPs of forward and backward: three times the forward pass (Kaplan et al., 2020, section 2.1).
+
+    Each matrix product has two of its size in the backward pass. Recomputation and the optimizer are not counted: these
+    are model FLOPs as in MFU, not hardware FLOPs.
+    """
+    return 3 * forward_flops_per_token(cfg, seq_len, causal=causal)
