@@ -6,7 +6,7 @@ Shape letters: L MoE layers, E experts.
 import math
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +19,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, Validation
 from ascend_moe_train.errors import MetricsError
 
 MAX_LINE_BYTES = 64 * 2**20
+MAX_LOAD_VALUES = 2**18
 LOAD_VALUES_PER_STEP = 512
 
 Counts = NDArray[np.int64]
@@ -27,6 +28,7 @@ Count = Annotated[int, Field(ge=0, le=2**53)]
 # JSON has no NaN: a value that is not finite is written as null and comes back as NaN.
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Load = tuple[tuple[Share, ...], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +61,7 @@ class StepRecord:
     load_cv: tuple[Number, ...]
     load_max_over_mean: tuple[Number, ...]
     dead_experts: tuple[Count, ...]
-    load: tuple[tuple[Share, ...], ...]
+    load: Load
     drop_rate: Number
     memory_bytes: Count
     eta_s: Number
@@ -96,7 +98,7 @@ class ExpertLoad(NamedTuple):
     cv: tuple[float, ...]
     max_over_mean: tuple[float, ...]
     dead: tuple[int, ...]
-    share: tuple[tuple[float, ...], ...]
+    share: Load
 
 
 def load_cv(counts_LE: Counts) -> Floats:
@@ -117,7 +119,7 @@ def dead_experts(counts_LE: Counts) -> Counts:
     return dead_L
 
 
-def load_share(counts_LE: Counts) -> tuple[tuple[float, ...], ...]:
+def load_share(counts_LE: Counts) -> Load:
     """Each expert's share of its layer's assignments, to five digits; empty when some layer has none."""
     total_L = counts_LE.sum(axis=1, keepdims=True)
     if not total_L.all():
@@ -238,7 +240,7 @@ def read_records(path: Path) -> Iterator[Record]:
     shape changes.
     """
     last_step: dict[str, int] = {}
-    shape: list[int] = []
+    first: Load = ()
     try:
         with path.open("rb") as file:
             for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
@@ -250,23 +252,31 @@ def read_records(path: Path) -> Iterator[Record]:
                 except ValidationError as error:
                     if not line.endswith(b"\n"):
                         return
-                    raise MetricsError(f"{where}: {_first_problem(error)}") from None
+                    raise MetricsError(f"{where}: {first_problem(error, skip=1)}") from None
                 if record.step <= last_step.get(record.kind, -1):
                     raise MetricsError(f"{where}: step {record.step} after step {last_step[record.kind]}")
                 last_step[record.kind] = record.step
                 if isinstance(record, StepRecord) and record.load:
-                    shape = shape or [len(row) for row in record.load]
-                    if shape != [len(row) for row in record.load]:
-                        raise MetricsError(f"{where}: load has other layers or experts than the lines before")
+                    first = first or record.load
+                    _check_load(record.load, first, where)
                 yield record
     except OSError as error:
         raise MetricsError(f"{path}: {error.strerror or error}") from None
 
 
-def _first_problem(error: ValidationError) -> str:
-    """The first of pydantic's complaints with the value it is about, as one short printable line."""
+def _check_load(load: Load, first: Load, where: str) -> None:
+    """Load is a table of layers by experts, the same in all lines."""
+    shape, expected = {len(row) for row in load}, {len(row) for row in first}
+    if len(expected) != 1 or shape != expected or len(load) != len(first):
+        raise MetricsError(f"{where}: load has other layers or experts than the lines before, or differs by layer")
+    if len(load) * len(load[0]) > MAX_LOAD_VALUES:
+        raise MetricsError(f"{where}: load has {len(load)} x {len(load[0])} values, more than {MAX_LOAD_VALUES}")
+
+
+def first_problem(error: ValidationError, *, skip: int = 0) -> str:
+    """The first of pydantic's complaints, without `skip` parts of its place, with the value, as one printable line."""
     first = error.errors(include_url=False, include_context=False)[0]
-    place = ".".join(str(part) for part in first["loc"][1:])
+    place = ".".join(str(part) for part in first["loc"][skip:])
     text = f"{place + ': ' if place else ''}{first['msg']}, got {first['input']!s:.60}"
     return text.encode("unicode_escape").decode("ascii")[:250]
 
@@ -312,15 +322,20 @@ class JsonlWriter:
 
 def _keep_before(path: Path, first_step: int) -> None:
     """Rewrites `path` with its records of steps before `first_step`."""
+    kept = (record for record in read_records(path) if record.step < first_step)
+    replace_file(path, (_RECORD.dump_json(record) + b"\n" for record in kept))
+
+
+def replace_file(path: Path, chunks: Iterable[bytes]) -> None:
+    """Puts a new file at `path` in one go: a kill at any moment leaves the old or the new one. Raises MetricsError."""
     aside = path.with_name(f".{path.name}.tmp")
     try:
-        with aside.open("wb") as kept:
-            for record in read_records(path):
-                if record.step < first_step:
-                    kept.write(_RECORD.dump_json(record) + b"\n")
-            kept.flush()
-            os.fsync(kept.fileno())
+        with aside.open("wb") as file:
+            file.writelines(chunks)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(aside, path)
-    except BaseException:
+    except OSError as error:
+        raise MetricsError(f"{path}: {error.strerror or error}") from None
+    finally:
         aside.unlink(missing_ok=True)
-        raise

@@ -195,6 +195,8 @@ EVAL = json.loads(metrics._RECORD.dump_json(evaluation(1)))
         ([json.dumps(EVAL), json.dumps(EVAL)], 2, "step 1 after step 1"),
         ([json.dumps(GOOD), json.dumps(GOOD | {"step": 2, "load": [[1.0]]})], 2, "other layers or experts"),
         ([json.dumps(GOOD | {"load": [[2.0]]})], 1, "load.0.0"),
+        ([json.dumps(GOOD | {"load": [[1.0], []]})], 1, "differs by layer"),
+        ([json.dumps(GOOD | {"load": [[0] * 2**17] * 3})], 1, "load has 3 x 131072 values"),
         (["[" * 100_000], 1, "recursion"),
         ([b"\xff\xfe{}".decode("latin-1")], 1, "Invalid JSON"),
         ([""], 1, "Invalid JSON"),
