@@ -1,0 +1,47 @@
+# make demo   installs, prepares a corpus, trains the demo model, writes a sample (a few minutes on two cores)
+# make test   the tests; make test-all adds the slow ones
+# make check  lint, types, and the rules of tests/rules
+# make bench  the benchmarks
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SUITABLE := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3,$(shell $(name) -c '$(SUITABLE)' 2>/dev/null && echo $(name))))
+
+.PHONY: install demo test test-all check bench clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed: set PYTHON=/path/to/python3.11" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV) (MindSpore is a download of 0.8 GB)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[train,dev]'
+	@touch $@
+
+corpora/stdlib/manifest.json: | $(STAMP)
+	$(BIN)/amt data prepare --corpus python-stdlib --out corpora/stdlib
+
+demo: $(STAMP) corpora/stdlib/manifest.json
+	$(BIN)/amt train examples/demo.yaml
+	$(BIN)/amt generate --checkpoint runs/demo/checkpoints --prompt "def " --out runs/demo/sample.txt
+	@echo "Report: $(CURDIR)/runs/demo/report.html"
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+test-all: $(STAMP)
+	$(BIN)/python -m pytest -m ""
+
+check: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/rules
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
