@@ -86,7 +86,7 @@ def nearest(name: str, candidates: Sequence[str]) -> str | None:
 
 
 def nearest_key(key: str, known: Sequence[str]) -> str | None:
-    """The known dotted key that is most likely meant: same leaf elsewhere, a name used elsewhere, a similar spelling."""
+    """The known dotted key most likely meant: same leaf elsewhere, another project's name for it, or close spelling."""
     section, leaf = section_of(key), leaf_of(key)
     same_leaf = [each for each in known if leaf_of(each) == leaf]
     if same_leaf:

@@ -1,8 +1,8 @@
 """Named model shapes. Pure.
 
 A run file names one with `model: {preset: demo}` and may override any key. The published ones carry their sources; each
-is counted against its published size in the tests. Where transformers trains with `router_aux_loss_coef`, our `aux_loss_coef` is that times top_k
-(see MoEConfig).
+is counted against its published size in the tests. Where transformers trains with `router_aux_loss_coef`, our
+`aux_loss_coef` is that times top_k (see MoEConfig).
 """
 
 from collections.abc import Callable, Mapping

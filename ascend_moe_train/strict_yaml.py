@@ -15,7 +15,7 @@ import yaml
 
 from ascend_moe_train.errors import ConfigError
 
-Value: TypeAlias = "None | bool | int | float | str | list[Value] | dict[str, Value]"
+Value: TypeAlias = "bool | int | float | str | list[Value] | dict[str, Value] | None"
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 16
@@ -75,7 +75,7 @@ def _represent_str(dumper: _Dumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _represent_str)
 
 
-def _number_or_word(text: str) -> None | bool | int | float | str:
+def _number_or_word(text: str) -> bool | int | float | str | None:
     """What an unquoted scalar means."""
     if text in _WORDS:
         return _WORDS[text]

@@ -1,0 +1,91 @@
+"""The command `amt`: finds the verb, runs it, turns a user's mistake into one line and an exit code."""
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from types import MappingProxyType
+
+import click
+
+from ascend_moe_train.errors import UserError
+
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
+EXIT_PIPE_CLOSED = 141  # 128 + SIGPIPE
+
+# Verb: the module that holds its `command`, imported only when the verb runs; and its line in the help.
+VERBS = MappingProxyType(
+    {
+        "config": ("ascend_moe_train.cli.config", "Show or check the configuration of a run."),
+        "version": ("ascend_moe_train.cli.version", "Print the versions that a bug report needs."),
+    }
+)
+
+
+class LazyGroup(click.Group):
+    """A group whose verbs are imported when they run, so that help and completion stay fast."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The verbs in the order of the table."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of one verb, or None for an unknown one."""
+        if cmd_name not in VERBS:
+            return None
+        command = importlib.import_module(VERBS[cmd_name][0]).command
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click's own, with the nearest verb for an unknown one."""
+        if args[0] not in VERBS and not args[0].startswith("-"):
+            close = difflib.get_close_matches(args[0], VERBS, n=1)
+            meant = f"did you mean '{close[0]}'?" if close else f"there are {', '.join(VERBS)}"
+            raise click.UsageError(f"unknown command '{args[0]}': {meant}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Lists the verbs from the table, without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(verb, line) for verb, (_, line) in VERBS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="ascend-moe-train", prog_name="amt")
+def amt() -> None:
+    """Train Mixture-of-Experts language models with MindSpore."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns its exit code: 2 for a user's mistake, 130 when interrupted."""
+    try:
+        result = amt.main(args=arguments, prog_name="amt", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return EXIT_USER_ERROR
+    except click.ClickException as error:
+        return _complain(error.format_message())
+    except UserError as error:
+        return _complain(str(error))
+    except (KeyboardInterrupt, click.Abort):
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes stdout once more at exit; there is nobody left to read it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE_CLOSED
+    return result if isinstance(result, int) else 0
+
+
+def run() -> None:
+    """The console script."""
+    sys.exit(main())
+
+
+def _complain(message: str) -> int:
+    click.echo(f"error: {' '.join(message.splitlines())}", err=True)
+    return EXIT_USER_ERROR
