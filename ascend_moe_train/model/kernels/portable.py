@@ -6,16 +6,24 @@ Shape letters: see protocol.py; M rows of one block, Q blocks.
 from typing import Any
 
 import mindspore as ms
+import numpy as np
 from mindspore import ops
+from mindspore.ops import constexpr
 
 Tensor = Any
 
 BLOCK_ROWS = 64
 
 
+@constexpr  # type: ignore[untyped-decorator]  # MindSpore ships no types
+def numbers(size: int) -> Tensor:
+    """0 .. size - 1 as int32, made while the graph is compiled (ops.arange does not always infer its type there)."""
+    return ms.Tensor(np.arange(size, dtype=np.int32))
+
+
 def _one_hot_rank(expert_N: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     """Rank of each assignment among those of its expert, in order, and counts per expert."""
-    hot_NE = ops.cast(ops.expand_dims(expert_N, 1) == ops.arange(num_experts).astype(ms.int32), ms.int32)
+    hot_NE = ops.cast(ops.expand_dims(expert_N, 1) == numbers(num_experts), ms.int32)
     upto_NE = ops.cumsum(hot_NE, 0)
     rank_N = ops.sum(upto_NE * hot_NE, 1) - 1
     return ops.cast(rank_N, ms.int32), ops.cast(ops.sum(hot_NE, 0), ms.int32)
@@ -52,7 +60,7 @@ class PortableKernels:
         k = ops.reshape(ops.transpose(k_BSGZ, (0, 2, 1, 3)), (B * G, S, Z))
         v = ops.reshape(ops.transpose(v_BSGZ, (0, 2, 1, 3)), (B * G, S, Z))
         scores = ops.reshape(ops.BatchMatMul(transpose_b=True)(q, k), (B, G, H // G, S, S)) * (Z**-0.5)
-        place_S = ops.arange(S)
+        place_S = numbers(S)
         causal_SS = ops.expand_dims(place_S, 1) >= ops.expand_dims(place_S, 0)
         same_BSS = ops.expand_dims(segment_BS, 2) == ops.expand_dims(segment_BS, 1)
         seen = ops.reshape(ops.logical_and(same_BSS, ops.expand_dims(causal_SS, 0)), (B, 1, 1, S, S))
@@ -91,9 +99,7 @@ class PortableKernels:
         start_E = ops.cast(_exclusive_cumsum(counts_E), ms.int32)
         row_N = ops.select(kept_N, ops.gather(start_E, expert_N, 0) + rank_N, ops.full_like(rank_N, rows))
         # one spare row takes every dropped assignment, and is cut off
-        source = ops.tensor_scatter_elements(
-            ops.full((rows + 1,), -1, dtype=ms.int32), row_N, ops.arange(N).astype(ms.int32), 0
-        )
+        source = ops.tensor_scatter_elements(ops.full((rows + 1,), -1, dtype=ms.int32), row_N, numbers(N), 0)
         row_N = ops.select(kept_N, row_N, ops.full_like(row_N, -1))
         return ops.reshape(row_N, (T, K)), source[:rows], counts_E
 
@@ -120,7 +126,7 @@ class PortableKernels:
         blocks_E = (counts_E + (M - 1)) // M
         first_block_E = _exclusive_cumsum(blocks_E)
         last_row_E = ops.cumsum(counts_E, 0)
-        row_R = ops.arange(R).astype(ms.int32)
+        row_R = numbers(R)
         expert_R = ops.sum(ops.cast(ops.expand_dims(row_R, 1) >= ops.expand_dims(last_row_E, 0), ms.int32), 1)
         inside_R = ops.cast(expert_R < E, ms.int32)
         expert_R = ops.cast(ops.minimum(expert_R, ops.full_like(expert_R, E - 1)), ms.int32)
@@ -129,7 +135,7 @@ class PortableKernels:
         from_row = ops.tensor_scatter_elements(ops.full((Q * M + 1,), R, dtype=ms.int32), place_R, row_R, 0)[: Q * M]
         x_padded = ops.concat((x_RD, ops.zeros((1, D), x_RD.dtype)), 0)
         x_QMD = ops.reshape(ops.gather(x_padded, from_row, 0), (Q, M, D))
-        block_Q = ops.arange(Q).astype(ms.int32)
+        block_Q = numbers(Q)
         end_block_E = ops.cumsum(blocks_E, 0)
         expert_Q = ops.sum(ops.cast(ops.expand_dims(block_Q, 1) >= ops.expand_dims(end_block_E, 0), ms.int32), 1)
         expert_Q = ops.cast(ops.minimum(expert_Q, ops.full_like(expert_Q, E - 1)), ms.int32)
@@ -150,7 +156,7 @@ class PortableKernels:
 
     def adamw(self, state: tuple[Tensor, Tensor, Tensor], grad: Tensor, scalars: Tensor, decays: bool) -> Tensor:
         parameter, first, second = state
-        lr, beta1, beta2, one_minus_beta1, one_minus_beta2, eps, decay, scale = ops.unbind(scalars)
+        lr, beta1, beta2, one_minus_beta1, one_minus_beta2, eps, decay, scale = [scalars[i] for i in range(8)]
         # a skipped step has scale 0, and 0 * inf would be NaN
         g = ops.select(ops.broadcast_to(scale > 0, grad.shape), grad * scale, ops.zeros_like(grad))
         m = beta1 * first + one_minus_beta1 * g

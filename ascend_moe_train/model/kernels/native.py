@@ -1,0 +1,192 @@
+"""Kernels compiled from the C sources in `csrc/` for this machine's processor. Shape letters: see protocol.py.
+
+Each is one ahead-of-time operator of MindSpore with a hand-given gradient. Numbers that never change travel as small
+constant tensors, since a C function gets nothing but tensors.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import ops
+from mindspore.ops import constexpr
+
+from ascend_moe_train.model.kernels.portable import PortableKernels
+
+Tensor = Any
+
+
+@constexpr  # type: ignore[untyped-decorator]  # MindSpore ships no types
+def _floats(*values: float) -> Tensor:
+    return ms.Tensor(np.array(values, np.float32))
+
+
+@constexpr  # type: ignore[untyped-decorator]
+def _integers(*values: int) -> Tensor:
+    return ms.Tensor(np.array(values, np.int32))
+
+
+class NativeKernels(PortableKernels):
+    """`protocol.Kernels` for CPUs, in fp32. Products with one weight stay MindSpore's own, which are as fast."""
+
+    name = "native"
+
+    def __init__(self, library: Path) -> None:
+        self.library = library
+        self._embed = self._make_embed()
+        self._rms_norm = self._make_rms_norm()
+        self._rope = self._make_rope()
+        self._attention = self._make_attention()
+        self._swiglu = self._make_swiglu()
+        self._permute = self._make_permute()
+        self._combine = self._make_combine()
+        self._grouped_matmul = self._make_grouped_matmul()
+        self._cross_entropy = self._make_cross_entropy()
+        self._square_sum = self._operator("square_sum", lambda x: [1])
+        self._adamw = self._operator("adamw", lambda *_: [1])
+
+    def _operator(self, function: str, shape: Any, gradient: Callable[..., Any] | None = None, outputs: int = 1) -> Any:
+        """The C function as an operator with fp32 results. `shape` maps input shapes to the shape of each result."""
+
+        def dtype(*inputs: Any) -> Any:
+            return ms.float32 if outputs == 1 else (ms.float32,) * outputs
+
+        return ops.Custom(f"{self.library}:{function}", shape, dtype, "aot", gradient)
+
+    def _make_embed(self) -> Any:
+        backward = self._operator("embed_dw", lambda dy, token, w: w)
+
+        def gradient(token_T: Tensor, w_VD: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
+            return ops.zeros_like(token_T), backward(dout, token_T, w_VD)
+
+        return self._operator("embed", lambda token, w: [token[0], w[1]], gradient)
+
+    def embed(self, token_T: Tensor, w_VD: Tensor) -> Tensor:
+        return self._embed(token_T, w_VD)
+
+    def _make_rms_norm(self) -> Any:
+        backward = self._operator("rms_norm_grad", lambda dy, x, w, inverse: (x, w), outputs=2)
+
+        def gradient(x: Tensor, w_D: Tensor, eps: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            dx, dw_D = backward(dout[0], x, w_D, out[1])
+            return dx, dw_D, ops.zeros_like(eps)
+
+        return self._operator("rms_norm", lambda x, w, eps: (x, x[:-1]), gradient, outputs=2)
+
+    def rms_norm(self, x_TD: Tensor, w_D: Tensor, eps: float) -> Tensor:
+        return self._rms_norm(x_TD, w_D, _floats(eps))[0]
+
+    def _make_rope(self) -> Any:
+        backward = self._operator("rope_grad", lambda dy, cos, sin: dy)
+
+        def gradient(
+            x_BSHZ: Tensor, cos_BSZ: Tensor, sin_BSZ: Tensor, out: Tensor, dout: Tensor
+        ) -> tuple[Tensor, Tensor, Tensor]:
+            return backward(dout, cos_BSZ, sin_BSZ), ops.zeros_like(cos_BSZ), ops.zeros_like(sin_BSZ)
+
+        return self._operator("rope", lambda x, cos, sin: x, gradient)
+
+    def rope(self, x_BSHZ: Tensor, cos_BSZ: Tensor, sin_BSZ: Tensor) -> Tensor:
+        return self._rope(x_BSHZ, cos_BSZ, sin_BSZ)
+
+    def _make_attention(self) -> Any:
+        backward = self._operator("attention_grad", lambda dy, q, k, v, segment, out, log_sum: (q, k, v), outputs=3)
+
+        def gradient(
+            q: Tensor, k: Tensor, v: Tensor, segment_BS: Tensor, out: Tensor, dout: Tensor
+        ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+            dq, dk, dv = backward(dout[0], q, k, v, segment_BS, out[0], out[1])
+            return dq, dk, dv, ops.zeros_like(segment_BS)
+
+        return self._operator(
+            "attention", lambda q, k, v, segment: (q, [q[0], q[2], q[1]]), gradient, outputs=2
+        )
+
+    def attention(self, q_BSHZ: Tensor, k_BSGZ: Tensor, v_BSGZ: Tensor, segment_BS: Tensor) -> Tensor:
+        return self._attention(q_BSHZ, k_BSGZ, v_BSGZ, segment_BS)[0]
+
+    def _make_swiglu(self) -> Any:
+        backward = self._operator("swiglu_grad", lambda dy, h: h)
+
+        def gradient(h_RF: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor]:
+            return (backward(dout, h_RF),)
+
+        return self._operator("swiglu", lambda h: [h[0], h[1] // 2], gradient)
+
+    def swiglu(self, h_RF: Tensor) -> Tensor:
+        return self._swiglu(h_RF)
+
+    def sort_by_expert(
+        self, expert_TK: Tensor, gate_TK: Tensor, num_experts: int, capacity: int | None, by_probability: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        T, K = expert_TK.shape
+        rows, limit = T * K, -1
+        if capacity is not None:
+            rows, limit = min(T * K, num_experts * capacity), capacity
+        sort = self._sort(rows, num_experts)
+        return sort(expert_TK, gate_TK, _integers(num_experts, limit, int(by_probability)))
+
+    def _make_permute(self) -> Any:
+        backward = self._operator("permute_dx", lambda dy, row: [row[0], dy[1]])
+
+        def gradient(
+            x_TD: Tensor, row_TK: Tensor, source_R: Tensor, out: Tensor, dout: Tensor
+        ) -> tuple[Tensor, Tensor, Tensor]:
+            return backward(dout, row_TK), ops.zeros_like(row_TK), ops.zeros_like(source_R)
+
+        return self._operator("permute", lambda x, row, source: [source[0], x[1]], gradient)
+
+    def permute(self, x_TD: Tensor, row_TK: Tensor, source_R: Tensor) -> Tensor:
+        return self._permute(x_TD, row_TK, source_R)
+
+    def _make_combine(self) -> Any:
+        backward = self._operator("combine_grad", lambda dout, y, gate, row, source: (y, gate), outputs=2)
+
+        def gradient(
+            y_RD: Tensor, gate_TK: Tensor, row_TK: Tensor, source_R: Tensor, out: Tensor, dout: Tensor
+        ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+            dy_RD, dgate_TK = backward(dout, y_RD, gate_TK, row_TK, source_R)
+            return dy_RD, dgate_TK, ops.zeros_like(row_TK), ops.zeros_like(source_R)
+
+        return self._operator("combine", lambda y, gate, row, source: [row[0], y[1]], gradient)
+
+    def combine(self, y_RD: Tensor, gate_TK: Tensor, row_TK: Tensor, source_R: Tensor) -> Tensor:
+        return self._combine(y_RD, gate_TK, row_TK, source_R)
+
+    def _make_grouped_matmul(self) -> Any:
+        backward_x = self._operator("grouped_matmul_dx", lambda dy, w, counts: [dy[0], w[1]])
+        backward_w = self._operator("grouped_matmul_dw", lambda x, dy, counts: [counts[0], x[1], dy[1]])
+
+        def gradient(
+            x_RD: Tensor, w_EDF: Tensor, counts_E: Tensor, out: Tensor, dout: Tensor
+        ) -> tuple[Tensor, Tensor, Tensor]:
+            return (
+                backward_x(dout, w_EDF, counts_E),
+                backward_w(x_RD, dout, counts_E),
+                ops.zeros_like(counts_E),
+            )
+
+        return self._operator("grouped_matmul", lambda x, w, counts: [x[0], w[2]], gradient)
+
+    def grouped_matmul(self, x_RD: Tensor, w_EDF: Tensor, counts_E: Tensor) -> Tensor:
+        return self._grouped_matmul(x_RD, w_EDF, counts_E)
+
+    def _make_cross_entropy(self) -> Any:
+        backward = self._operator("cross_entropy_grad", lambda dloss, logits, target, log_sum: logits)
+
+        def gradient(logits_TV: Tensor, target_T: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
+            return backward(dout[0], logits_TV, target_T, out[1]), ops.zeros_like(target_T)
+
+        return self._operator("cross_entropy", lambda logits, target: (target, target), gradient, outputs=2)
+
+    def cross_entropy(self, logits_TV: Tensor, target_T: Tensor) -> Tensor:
+        return self._cross_entropy(logits_TV, target_T)[0]
+
+    def square_sum(self, x: Tensor) -> Tensor:
+        return self._square_sum(x)
+
+    def adamw(self, state: tuple[Tensor, Tensor, Tensor], grad: Tensor, scalars: Tensor, decays: bool) -> Tensor:
+        parameter, first, second = state
+        return self._adamw(parameter, first, second, grad, scalars, _integers(int(decays)))

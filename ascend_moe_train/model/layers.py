@@ -1,0 +1,85 @@
+"""Linear, RMSNorm, Embedding, SwiGLU feed-forward. Shape letters: see kernels/protocol.py.
+
+Every layer holds fp32 parameters and hands them to its kernels in the precision of the activations.
+"""
+
+import zlib
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import nn
+
+from ascend_moe_train.model.kernels.protocol import Kernels
+
+Tensor = Any
+
+
+def empty(*shape: int) -> ms.Parameter:
+    """A parameter to be filled by `initialize`."""
+    return ms.Parameter(ms.Tensor(np.zeros(shape, np.float32)))
+
+
+class Linear(nn.Cell):  # type: ignore[misc]  # MindSpore ships no types, so its classes are Any
+    """x W^T without bias: (T, D) -> (T, F)."""
+
+    def __init__(self, inner: int, outer: int, kernels: Kernels) -> None:
+        super().__init__()
+        self.kernels = kernels
+        self.weight = empty(outer, inner)
+
+    def construct(self, x_TD: Tensor) -> Tensor:
+        return self.kernels.matmul(x_TD, self.weight)
+
+
+class RMSNorm(nn.Cell):  # type: ignore[misc]
+    """Root-mean-square norm over the last dim, with a weight."""
+
+    def __init__(self, size: int, eps: float, kernels: Kernels) -> None:
+        super().__init__()
+        self.kernels = kernels
+        self.eps = eps
+        self.weight = empty(size)
+
+    def construct(self, x_TD: Tensor) -> Tensor:
+        return self.kernels.rms_norm(x_TD, self.weight, self.eps)
+
+
+class Embedding(nn.Cell):  # type: ignore[misc]
+    """Token numbers to vectors: (T,) -> (T, D)."""
+
+    def __init__(self, vocab_size: int, hidden: int, kernels: Kernels) -> None:
+        super().__init__()
+        self.kernels = kernels
+        self.weight = empty(vocab_size, hidden)
+
+    def construct(self, token_T: Tensor) -> Tensor:
+        return self.kernels.embed(token_T, self.weight)
+
+
+class FeedForward(nn.Cell):  # type: ignore[misc]
+    """SwiGLU (Shazeer, 2020): w2(silu(w1 x) * w3 x), with w1 and w3 as one matrix: (T, D) -> (T, D)."""
+
+    def __init__(self, hidden: int, ffn: int, kernels: Kernels) -> None:
+        super().__init__()
+        self.kernels = kernels
+        self.w13 = Linear(hidden, 2 * ffn, kernels)
+        self.w2 = Linear(ffn, hidden, kernels)
+
+    def construct(self, x_TD: Tensor) -> Tensor:
+        return self.w2(self.kernels.swiglu(self.w13(x_TD)))
+
+
+def initial_value(name: str, shape: tuple[int, ...], *, std: float, num_layers: int, seed: int) -> np.ndarray:
+    """Weights to start from, a pure function of (seed, name), so that no layout or order changes them.
+
+    Norms are 1. Matrices are normal with `std`; those that write into the residual stream are smaller by
+    sqrt(2 * num_layers) (Radford et al., 2019, section 2.3).
+    """
+    if "norm" in name:
+        return np.ones(shape, np.float32)
+    generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    into_residual = name.endswith((".out.weight", ".w2.weight", ".w2"))
+    scale = std / np.sqrt(2 * num_layers) if into_residual else std
+    values: np.ndarray = generator.standard_normal(shape, np.float32) * np.float32(scale)
+    return values

@@ -1,0 +1,35 @@
+"""The MoE layer: router, dispatcher, experts, and shared experts. Shape letters: see kernels/protocol.py."""
+
+from typing import Any
+
+from mindspore import nn
+
+from ascend_moe_train.model.config import MoEConfig
+from ascend_moe_train.model.dispatch import LocalDispatcher
+from ascend_moe_train.model.experts import GroupedExperts
+from ascend_moe_train.model.kernels.protocol import Kernels
+from ascend_moe_train.model.layers import FeedForward
+from ascend_moe_train.model.router import Router
+
+Tensor = Any
+
+
+class MoE(nn.Cell):  # type: ignore[misc]
+    """(T, D) -> (T, D), and the router's figures: probability_BSE, z_loss (1,), counts_BE, dropped (1,)."""
+
+    def __init__(self, hidden: int, config: MoEConfig, kernels: Kernels) -> None:
+        super().__init__()
+        self.router = Router(hidden, config)
+        self.dispatcher = LocalDispatcher(config, kernels)
+        self.experts = GroupedExperts(hidden, config, kernels)
+        self.has_shared = config.shared_ffn > 0
+        if self.has_shared:
+            self.shared = FeedForward(hidden, config.shared_ffn, kernels)
+
+    def construct(self, x_TD: Tensor, num_sequences: int, noise_seed: Tensor) -> Any:
+        expert_TK, gate_TK, probability_BSE, z_loss, counts_BE = self.router(x_TD, num_sequences, noise_seed)
+        x_RD, counts_E, meta = self.dispatcher.dispatch(x_TD, expert_TK, gate_TK)
+        y_TD = self.dispatcher.combine(self.experts(x_RD, counts_E), gate_TK, meta)
+        if self.has_shared:
+            y_TD = y_TD + self.shared(x_TD)
+        return y_TD, probability_BSE, z_loss, counts_BE, meta[2]

@@ -1,0 +1,99 @@
+"""Which experts a token goes to, with what weight, and how evenly. Shape letters: see kernels/protocol.py."""
+
+from typing import Any
+
+import mindspore as ms
+from mindspore import nn, ops
+
+from ascend_moe_train.model.config import MoEConfig
+from ascend_moe_train.model.kernels.portable import numbers
+from ascend_moe_train.model.layers import empty
+
+Tensor = Any
+
+
+def uniform_noise(shape: tuple[int, ...], seed: Tensor, amplitude: float) -> Tensor:
+    """Numbers in [1 - amplitude, 1 + amplitude), a pure function of (seed, position).
+
+    A counter hashed by the PCG output permutation (O'Neill, 2014), since framework generators keep state that a
+    resumed run would have to restore. `seed` is an int32 tensor (1,).
+    """
+    size = 1
+    for n in shape:
+        size *= n
+    x = numbers(size) * 747796405 + seed * 1013904223
+    x = ops.bitwise_xor(x, ops.bitwise_right_shift(x, ops.full_like(x, 16))) * 277803737
+    x = ops.bitwise_xor(x, ops.bitwise_right_shift(x, ops.full_like(x, 13)))
+    unit = ops.cast(ops.bitwise_and(x, ops.full_like(x, 0xFFFFFF)), ms.float32) / 16777216.0
+    return ops.reshape(1.0 - amplitude + 2.0 * amplitude * unit, shape)
+
+
+class Router(nn.Cell):  # type: ignore[misc]
+    """Token-choice top-k router, in fp32 whatever the activations are.
+
+    construct returns (expert_TK int32, gate_TK, probability_BSE, z_loss (1,), counts_BE): the mean over tokens of
+    probability_BSE is P of the load-balancing loss; z_loss is the mean of logsumexp(logits)^2 (ST-MoE: Zoph et al.,
+    2022, section 3.2); counts_BE are assignments per sequence and expert, before any drop.
+    """
+
+    def __init__(self, hidden: int, config: MoEConfig) -> None:
+        super().__init__()
+        # graph mode reads plain numbers as constants, but not the fields of a pydantic object
+        self.top_k, self.num_experts = config.top_k, config.num_experts
+        self.jitter, self.force_balance = config.jitter, config.force_balance
+        self.is_sigmoid, self.after_topk = config.score == "sigmoid", config.score_order == "after_topk"
+        self.normalize_topk, self.routed_scale = config.normalize_topk, config.routed_scale
+        self.weight = empty(config.num_experts, hidden)
+        self.project = ops.MatMul(transpose_b=True)
+
+    def construct(self, x_TD: Tensor, num_sequences: int, noise_seed: Tensor) -> Any:
+        K, E = self.top_k, self.num_experts
+        x_TD = ops.cast(x_TD, ms.float32)
+        if self.training and self.jitter > 0:
+            x_TD = x_TD * uniform_noise(x_TD.shape, noise_seed, self.jitter)
+        logits_TE = self.project(x_TD, self.weight)
+        T = logits_TE.shape[0]
+        score_TE, probability_TE = self.scores(logits_TE)
+        expert_TK = self.choose(score_TE, T, K, E)
+        gate_TK = self.gates(ops.gather_elements(score_TE, 1, expert_TK))
+        top_T1 = ops.stop_gradient(ops.amax(logits_TE, 1, True))
+        log_sum_T = ops.log(ops.sum(ops.exp(logits_TE - top_T1), 1)) + ops.squeeze(top_T1, 1)
+        z_loss = ops.reshape(ops.mean(log_sum_T * log_sum_T), (1,))
+        per_sequence = T // num_sequences
+        chosen_BNE = ops.expand_dims(ops.reshape(expert_TK, (num_sequences, per_sequence * K)), 2) == numbers(E)
+        counts_BE = ops.cast(ops.sum(ops.cast(chosen_BNE, ms.int32), 1), ms.int32)
+        probability_BSE = ops.reshape(probability_TE, (num_sequences, per_sequence, E))
+        return expert_TK, gate_TK, probability_BSE, z_loss, counts_BE
+
+    def scores(self, logits_TE: Tensor) -> tuple[Tensor, Tensor]:
+        """What the gates are taken from, and what counts as probability in the balancing loss."""
+        if self.is_sigmoid:
+            score_TE = ops.sigmoid(logits_TE)
+            return score_TE, score_TE / (ops.sum(score_TE, 1, True) + 1e-20)
+        probability_TE = ops.softmax(logits_TE, -1)
+        if self.after_topk:
+            return logits_TE, probability_TE
+        return probability_TE, probability_TE
+
+    def choose(self, score_TE: Tensor, T: int, K: int, E: int) -> Tensor:
+        if self.force_balance:
+            return ops.reshape(numbers(T * K) % E, (T, K))
+        _, expert_TK = ops.topk(ops.stop_gradient(score_TE), K)
+        return ops.cast(expert_TK, ms.int32)
+
+    def gates(self, score_TK: Tensor) -> Tensor:
+        if self.after_topk:
+            return ops.softmax(score_TK, -1) * self.routed_scale
+        if self.normalize_topk:
+            score_TK = score_TK / (ops.sum(score_TK, 1, True) + 1e-20)
+        return score_TK * self.routed_scale
+
+
+def balance_loss(counts_BE: Tensor, probability_BSE: Tensor, top_k: int, per_sequence: bool) -> Tensor:
+    """E * sum_e f_e P_e (Switch Transformer: Fedus et al., 2022, eq. 4), over the batch or the mean over sequences."""
+    B, S, E = probability_BSE.shape
+    share_BE = ops.stop_gradient(ops.cast(counts_BE, ms.float32)) / (S * top_k)
+    mean_BE = ops.mean(probability_BSE, 1)
+    if per_sequence:
+        return ops.reshape(ops.mean(ops.sum(share_BE * mean_BE, 1)) * E, (1,))
+    return ops.reshape(ops.sum(ops.mean(share_BE, 0) * ops.mean(mean_BE, 0)) * E, (1,))

@@ -1,0 +1,128 @@
+"""The decoder-only transformer and its loss. Shape letters: see kernels/protocol.py."""
+
+from typing import Any
+
+import mindspore as ms
+from mindspore import nn, ops
+
+from ascend_moe_train.model.attention import Attention
+from ascend_moe_train.model.config import ModelConfig
+from ascend_moe_train.model.kernels.protocol import Kernels
+from ascend_moe_train.model.layers import Embedding, FeedForward, Linear, RMSNorm, initial_value
+from ascend_moe_train.model.moe import MoE
+from ascend_moe_train.model.rope import rope_tables
+from ascend_moe_train.model.router import balance_loss
+
+Tensor = Any
+
+
+class Block(nn.Cell):  # type: ignore[misc]
+    """Pre-norm decoder block: attention, then experts or one dense feed-forward."""
+
+    def __init__(self, config: ModelConfig, layer: int, kernels: Kernels) -> None:
+        super().__init__()
+        self.attn_norm = RMSNorm(config.hidden, config.norm_eps, kernels)
+        self.attn = Attention(config, kernels)
+        self.ffn_norm = RMSNorm(config.hidden, config.norm_eps, kernels)
+        self.is_moe = config.is_moe(layer)
+        if self.is_moe:
+            self.moe = MoE(config.hidden, config.moe, kernels)
+        else:
+            self.ffn = FeedForward(config.hidden, config.ffn, kernels)
+
+    def construct(
+        self, x_TD: Tensor, segment_BS: Tensor, cos_BSZ: Tensor, sin_BSZ: Tensor, noise_seed: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        x_TD = x_TD + self.attn(self.attn_norm(x_TD), segment_BS, cos_BSZ, sin_BSZ)
+        h_TD = self.ffn_norm(x_TD)
+        if self.is_moe:
+            y_TD, probability_BSE, z_loss, counts_BE, dropped = self.moe(h_TD, segment_BS.shape[0], noise_seed)
+            return x_TD + y_TD, (probability_BSE, z_loss, counts_BE, dropped)
+        return x_TD + self.ffn(h_TD), ()
+
+
+class Transformer(nn.Cell):  # type: ignore[misc]
+    """Tokens to next-token loss. Weights are zero until `initialize` or a checkpoint fills them."""
+
+    def __init__(self, config: ModelConfig, kernels: Kernels, num_positions: int) -> None:
+        super().__init__()
+        self.init_std, self.tie_embeddings = config.init_std, config.tie_embeddings
+        if config.moe is not None:
+            self.top_k, self.aux_loss_scope = config.moe.top_k, config.moe.aux_loss_scope
+            self.aux_loss_coef, self.z_loss_coef = config.moe.aux_loss_coef, config.moe.z_loss_coef
+        self.kernels = kernels
+        self.embed = Embedding(config.vocab_size, config.hidden, kernels)
+        self.layers = nn.CellList([Block(config, i, kernels) for i in range(config.num_layers)])
+        self.norm = RMSNorm(config.hidden, config.norm_eps, kernels)
+        if not config.tie_embeddings:
+            self.head = Linear(config.hidden, config.vocab_size, kernels)
+        cos, sin = rope_tables(config.rope, config.head_size, num_positions)
+        self.cos_table, self.sin_table = ms.Tensor(cos), ms.Tensor(sin)
+        for name, parameter in self.parameters_and_names():
+            parameter.name = name
+
+    def initialize(self, seed: int) -> None:
+        """Fill every weight from (seed, its name)."""
+        for name, parameter in self.parameters_and_names():
+            num_layers = len(self.layers)
+            value = initial_value(name, parameter.shape, std=self.init_std, num_layers=num_layers, seed=seed)
+            parameter.set_data(ms.Tensor(value))
+
+    def hidden_states(
+        self, tokens_BS: Tensor, segment_BS: Tensor, position_BS: Tensor, noise_seed: Tensor
+    ) -> tuple[Tensor, list[Tensor]]:
+        """-> normed output (B*S, D) and the router figures of every MoE layer."""
+        cos_BSZ = ops.gather(self.cos_table, position_BS, 0)
+        sin_BSZ = ops.gather(self.sin_table, position_BS, 0)
+        x_TD = self.embed(ops.reshape(tokens_BS, (-1,)))
+        routed = []
+        for i, block in enumerate(self.layers):
+            x_TD, figures = block(x_TD, segment_BS, cos_BSZ, sin_BSZ, noise_seed * 8191 + i)
+            if len(figures) > 0:
+                routed.append(figures)
+        return self.norm(x_TD), routed
+
+    def logits(self, x_TD: Tensor) -> Tensor:
+        """(T, D) -> (T, V)."""
+        if self.tie_embeddings:
+            return self.kernels.matmul(x_TD, self.embed.weight)
+        return self.head(x_TD)
+
+    def router_losses(self, routed: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Load-balancing and z loss summed over MoE layers (scope `model`: pooled over layers), without coefficient."""
+        aux, z = ops.zeros((1,), ms.float32), ops.zeros((1,), ms.float32)
+        if self.aux_loss_scope == "model":
+            counts = ops.concat([r[2] for r in routed], 0)
+            aux = balance_loss(counts, ops.concat([r[0] for r in routed], 0), self.top_k, False)
+        for probability_BSE, z_loss, counts_BE, _ in routed:
+            if self.aux_loss_scope != "model":
+                aux = aux + balance_loss(counts_BE, probability_BSE, self.top_k, self.aux_loss_scope == "sequence")
+            z = z + z_loss
+        return aux, z
+
+    def construct(
+        self,
+        tokens_BS: Tensor,
+        targets_BS: Tensor,
+        segment_BS: Tensor,
+        position_BS: Tensor,
+        loss_weight: Tensor,
+        noise_seed: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """-> total loss (1,), and without gradient: summed cross entropy * loss_weight[0], aux, z, counts_LE, dropped.
+
+        loss_weight (2,) is (1 / counted tokens of the step, 1 / micro-batches of the step), so that losses and
+        gradients of micro-batches add up.
+        """
+        x_TD, routed = self.hidden_states(tokens_BS, segment_BS, position_BS, noise_seed)
+        loss_T = self.kernels.cross_entropy(self.logits(x_TD), ops.reshape(targets_BS, (-1,)))
+        ce = ops.reshape(ops.sum(loss_T), (1,)) * loss_weight[0]
+        if len(routed) == 0:
+            none = ops.zeros((1,), ms.float32)
+            return ce, ce, none, none, ops.zeros((1, 1), ms.int32), ops.zeros((1,), ms.int32)
+        aux, z = self.router_losses(routed)
+        aux, z = aux * loss_weight[1], z * loss_weight[1]
+        total = ce + self.aux_loss_coef * aux + self.z_loss_coef * z
+        counts_LE = ops.stack([ops.sum(r[2], 0) for r in routed])
+        dropped = ops.stack([r[3] for r in routed]).sum(0)
+        return total, ce, aux, z, counts_LE, dropped

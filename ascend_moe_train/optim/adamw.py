@@ -1,0 +1,70 @@
+"""AdamW with fp32 weights and moments, global-norm clipping and the skipping of bad steps, inside the graph.
+
+Shape letters: P parameters (tensors).
+"""
+
+import math
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import nn, ops
+
+from ascend_moe_train.model.kernels.protocol import Kernels
+from ascend_moe_train.optim.config import OptimConfig
+
+Tensor = Any
+
+
+def step_factors(config: OptimConfig, lr: float, updates: int) -> tuple[float, float, float]:
+    """(learning rate, eps, decay) of update number `updates` (from 1), with the bias corrections folded in.
+
+    m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps) equals c * m / (sqrt(v) + eps * sqrt(1 - b2^t)) with
+    c = sqrt(1 - b2^t) / (1 - b1^t) (Kingma & Ba, 2015, end of section 2), so moments are read once. Weight decay is
+    decoupled: p -= lr * weight_decay * p (Loshchilov & Hutter, 2019).
+    """
+    root = math.sqrt(1.0 - config.beta2**updates)
+    return lr * root / (1.0 - config.beta1**updates), config.eps * root, lr * config.weight_decay
+
+
+class AdamW(nn.Cell):  # type: ignore[misc]  # MindSpore ships no types, so its classes are Any
+    """Updates `parameters` in place from gradients.
+
+    construct(grads, loss (1,), control (5,)) -> (grad_norm (1,), applied (1,), square_P). control is (lr, eps, decay) of
+    `step_factors`, the loss scale that gradients carry, and the highest loss that is no spike. A step whose loss or
+    norm is not finite, or whose loss is above that limit, leaves weights and moments bit for bit as they were.
+    """
+
+    def __init__(self, parameters: list[Any], config: OptimConfig, kernels: Kernels) -> None:
+        super().__init__()
+        self.kernels = kernels
+        self.weights = ms.ParameterTuple(parameters)
+        self.first = self._moments(parameters, "first")
+        self.second = self._moments(parameters, "second")
+        self.decays = tuple(len(p.shape) > 1 for p in parameters)
+        self.betas = ms.Tensor(np.array([config.beta1, config.beta2, 1 - config.beta1, 1 - config.beta2], np.float32))
+        self.keep = ms.Tensor(np.array([0, 1, 1, 0, 0, 1, 0, 0], np.float32))
+        self.clip_norm = config.clip_norm if config.clip_norm is not None else math.inf
+
+    @staticmethod
+    def _moments(parameters: list[Any], kind: str) -> Any:
+        return ms.ParameterTuple(
+            [
+                ms.Parameter(ms.Tensor(np.zeros(p.shape, np.float32)), name=f"{kind}.{p.name}", requires_grad=False)
+                for p in parameters
+            ]
+        )
+
+    def construct(self, grads: tuple[Tensor, ...], loss: Tensor, control: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        inverse_scale = 1.0 / control[3]
+        square_P = ops.concat([self.kernels.square_sum(g) for g in grads]) * (inverse_scale * inverse_scale)
+        norm = ops.sqrt(ops.sum(square_P)).reshape((1,))
+        applied = ops.logical_and(ops.logical_and(ops.isfinite(norm), ops.isfinite(loss)), loss <= control[4])
+        clip = ops.minimum(self.clip_norm / (norm + 1e-6), ops.ones_like(norm))
+        live = ops.concat((control[0:1], self.betas, control[1:3], clip * inverse_scale))
+        scalars = ops.select(ops.broadcast_to(applied, live.shape), live, self.keep)
+        tokens = []
+        for i in range(len(grads)):
+            state = (self.weights[i], self.first[i], self.second[i])
+            tokens.append(self.kernels.adamw(state, grads[i], scalars, self.decays[i]))
+        return ops.depend(norm, tokens), ops.cast(applied, ms.float32), square_P
