@@ -14,8 +14,8 @@ from tests.oracle.differences import numeric_slope, numeric_vjp, relative_error
 from tests.oracle.loss import cross_entropy, cross_entropy_vjp
 from tests.oracle.loss_scale import LossScale, after_step
 from tests.oracle.lr import learning_rate
-from tests.oracle.shapes import random_params
 from tests.oracle.transformer import Inputs, inputs, transformer, transformer_grads
+from tests.oracle.weights import random_params
 
 TOLERANCE = 1e-6
 
@@ -150,12 +150,13 @@ def test_learning_rate_warms_up_and_ends_at_the_floor(schedule: str) -> None:
 
 
 def test_learning_rate_by_hand() -> None:
-    assert _rates(8, schedule="linear")[4:] == pytest.approx([0.775, 0.55, 0.325, 0.1])
-    assert _rates(6, schedule="cosine")[4] == pytest.approx(0.55)
-    assert _rates(10, schedule="wsd", decay_fraction=0.2)[4:] == pytest.approx([1.0, 1.0, 1.0, 1.0, 0.55, 0.1])
-    assert _rates(6, schedule="wsd", decay_fraction=1.0)[3:] == pytest.approx([1.0, 0.55, 0.1])
+    assert _rates(9, schedule="linear")[4:] == pytest.approx([1.0, 0.775, 0.55, 0.325, 0.1])
+    assert _rates(7, schedule="cosine")[4:] == pytest.approx([1.0, 0.55, 0.1])
+    assert _rates(10, schedule="wsd", decay_fraction=0.3)[4:] == pytest.approx([1.0, 1.0, 1.0, 1.0, 0.55, 0.1])
+    assert _rates(10, schedule="wsd", decay_fraction=0.1)[4:] == pytest.approx([1.0, 1.0, 1.0, 1.0, 1.0, 0.1])
+    assert _rates(7, schedule="wsd", decay_fraction=1.0)[3:] == pytest.approx([1.0, 1.0, 0.55, 0.1])
     assert _rates(6, schedule="wsd", decay_fraction=0.0)[3:] == [1.0, 1.0, 1.0]
-    assert _rates(2, schedule="linear", warmup_steps=0) == pytest.approx([0.55, 0.1])
+    assert _rates(3, schedule="linear", warmup_steps=0) == pytest.approx([1.0, 0.55, 0.1])
     assert _rates(4) == [0.25, 0.5, 0.75, 1.0]
 
 
