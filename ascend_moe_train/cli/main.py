@@ -2,7 +2,6 @@
 
 import difflib
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 from types import MappingProxyType
@@ -13,7 +12,6 @@ from ascend_moe_train.errors import UserError
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
-EXIT_PIPE_CLOSED = 141  # 128 + SIGPIPE
 
 # Verb: the module that holds its `command`, imported only when the verb runs; and its line in the help.
 VERBS = MappingProxyType(
@@ -74,10 +72,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(str(error))
     except (KeyboardInterrupt, click.Abort):
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # Python flushes stdout once more at exit; there is nobody left to read it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_PIPE_CLOSED
     return result if isinstance(result, int) else 0
 
 

@@ -1,0 +1,100 @@
+from math import prod
+
+import pytest
+
+from ascend_moe_train.model.config import ModelConfig, MoEConfig
+from ascend_moe_train.model.counts import (
+    forward_flops_per_token,
+    num_active_parameters,
+    num_parameters,
+    parameter_shapes,
+    parameters_by_part,
+    training_flops_per_token,
+)
+from ascend_moe_train.presets import PRESETS, demo, mixtral_8x7b, qwen3_30b_a3b, tiny
+
+# Everything that a count can depend on, once.
+EVERY_PART = ModelConfig(
+    vocab_size=100,
+    hidden=24,
+    num_layers=3,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=10,
+    ffn=56,
+    qk_norm="head",
+    tie_embeddings=True,
+    moe=MoEConfig(num_experts=6, top_k=2, ffn=16, shared_ffn=12, dense_layers=(0,)),
+)
+
+
+def test_published_sizes() -> None:
+    # Sums of the tensor sizes in the safetensors indexes of mistralai/Mixtral-8x7B-v0.1 and Qwen/Qwen3-30B-A3B.
+    assert num_parameters(mixtral_8x7b()) == 46_702_792_704
+    assert num_active_parameters(mixtral_8x7b()) == 12_879_925_248
+    assert num_parameters(qwen3_30b_a3b()) == 30_532_122_624
+    assert num_active_parameters(qwen3_30b_a3b()) == 3_353_032_704
+
+
+def test_shapes_of_every_part() -> None:
+    shapes = parameter_shapes(EVERY_PART)
+    assert list(shapes) == [
+        "embed.weight",
+        *(
+            f"layers.{layer}.{name}"
+            for layer in range(3)
+            for name in (
+                "attn_norm.weight",
+                "attn.qkv.weight",
+                "attn.q_norm.weight",
+                "attn.k_norm.weight",
+                "attn.out.weight",
+                "ffn_norm.weight",
+                *(
+                    ("ffn.w13.weight", "ffn.w2.weight")
+                    if layer == 0
+                    else (
+                        "moe.router.weight",
+                        "moe.experts.w13",
+                        "moe.experts.w2",
+                        "moe.shared.w13.weight",
+                        "moe.shared.w2.weight",
+                    )
+                ),
+            )
+        ),
+        "norm.weight",
+    ]
+    assert shapes["layers.0.attn.qkv.weight"] == ((4 + 2 * 2) * 10, 24)
+    assert shapes["layers.0.attn.out.weight"] == (24, 40)
+    assert shapes["layers.0.ffn.w13.weight"] == (112, 24)
+    assert shapes["layers.1.moe.experts.w13"] == (6, 24, 32)
+    assert shapes["layers.1.moe.experts.w2"] == (6, 16, 24)
+    assert shapes["layers.1.moe.shared.w13.weight"] == (24, 24)
+
+
+def test_untied_head_is_last() -> None:
+    assert list(parameter_shapes(tiny()).items())[-1] == ("head.weight", (64, 32))
+
+
+@pytest.mark.parametrize("cfg", [*(preset() for preset in PRESETS.values()), EVERY_PART])
+def test_parts_add_up(cfg: ModelConfig) -> None:
+    assert sum(parameters_by_part(cfg).values()) == sum(prod(shape) for shape in parameter_shapes(cfg).values())
+
+
+def test_dense_model_is_active_whole() -> None:
+    dense = EVERY_PART.model_copy(update={"moe": None})
+    assert num_active_parameters(dense) == num_parameters(dense)
+    assert parameters_by_part(dense)["experts"] == 0
+
+
+@pytest.mark.parametrize("cfg", [tiny(), demo(), qwen3_30b_a3b(), EVERY_PART])
+def test_flops_are_two_per_active_weight_and_attention(cfg: ModelConfig) -> None:
+    parts = parameters_by_part(cfg)
+    head = cfg.vocab_size * cfg.hidden
+    weights = num_active_parameters(cfg) - parts["embedding"] - parts["head"] - parts["norms"] + head
+    seq_len = 96
+    scores_and_values = cfg.num_layers * 4 * seq_len * cfg.num_heads * cfg.head_size
+    assert forward_flops_per_token(cfg, seq_len, causal=False) == 2 * weights + scores_and_values
+    assert forward_flops_per_token(cfg, seq_len) == 2 * weights + scores_and_values // 2
+    assert training_flops_per_token(cfg, seq_len) == 3 * forward_flops_per_token(cfg, seq_len)
