@@ -1,0 +1,167 @@
+"""Batches as a pure function of (seed, step, rank): nothing to save, nothing to replay when a run resumes. Pure.
+
+B batch (sequences), S sequence.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_moe_train.data.blend import Blend
+from ascend_moe_train.data.config import DataConfig
+from ascend_moe_train.data.corpus import Corpus
+from ascend_moe_train.errors import DataError
+
+NOT_COUNTED = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Sequences to train on. All fields are int32 of shape [B, S].
+
+    `targets_BS`: the next token; -1 where it is not counted. `segment_BS`: number of the token's document inside the
+    sequence, from 0. `position_BS`: 0 to S - 1. With `reset_attention` segments tell documents apart, positions restart
+    at every document, and the first token of a document, of which nothing in sight tells, is no target; without it all
+    segments are 0.
+    """
+
+    tokens_BS: NDArray[np.int32]
+    targets_BS: NDArray[np.int32]
+    segment_BS: NDArray[np.int32]
+    position_BS: NDArray[np.int32]
+
+
+class TrainLoader:
+    """The training batches of one data-parallel rank.
+
+    Sequences are numbered through the run: step k reads k * global_sequences onwards, and each rank takes its share in
+    order, so that the ranks' batches laid end to end are the batch of a single rank. Raises DataError for a corpus that
+    cannot be read, is smaller than one sequence, or holds ids outside the vocabulary.
+    """
+
+    def __init__(
+        self,
+        data: DataConfig,
+        *,
+        vocab_size: int,
+        seed: int,
+        global_sequences: int,
+        dp_rank: int = 0,
+        dp_size: int = 1,
+    ) -> None:
+        if not 0 <= dp_rank < dp_size or global_sequences < 1 or global_sequences % dp_size or seed < 0:
+            raise ValueError(f"{global_sequences} sequences, rank {dp_rank} of {dp_size}, seed {seed}: not possible")
+        self._data = data
+        self._seed = seed
+        self._global_sequences = global_sequences
+        self._local_sequences = global_sequences // dp_size
+        self._first = dp_rank * self._local_sequences
+        self._blend = Blend([corpus.weight for corpus in data.train])
+        self._corpora = [
+            Corpus(corpus.path, "train", seq_len=data.seq_len, vocab_size=vocab_size) for corpus in data.train
+        ]
+        for corpus in self._corpora:
+            if corpus.num_windows == 0:
+                raise DataError(
+                    f"{corpus.dataset.bin_path}: holds {corpus.dataset.num_tokens} tokens, one sequence of "
+                    f"data.seq_len {data.seq_len} needs {data.seq_len + 1}"
+                )
+
+    def batch(self, step: int) -> Batch:
+        """This rank's [global_sequences / dp_size, S] sequences of optimizer step `step`, from 0."""
+        if step < 0:
+            raise ValueError(f"step {step} is negative")
+        shape = (self._local_sequences, self._data.seq_len + 1)
+        window_BS = np.zeros(shape, dtype=np.int32)
+        segment_BS = np.zeros(shape, dtype=np.int32)
+        first = step * self._global_sequences + self._first
+        for row in range(self._local_sequences):
+            number, draw = self._blend.locate(first + row)
+            corpus = self._corpora[number]
+            epoch, place = divmod(draw, corpus.num_windows)
+            order = corpus.shuffled(self._seed, number, epoch)
+            start = int(order.windows[place]) * self._data.seq_len
+            corpus.read(start, window_BS[row], segment_BS[row], order)
+            corpus.refuse_ids(window_BS[row])
+        return _batch(window_BS, segment_BS, self._data.reset_attention)
+
+
+class EvalLoader:
+    """Validation batches of [micro_sequences, S]: the same sequences each time, spread evenly over each corpus.
+
+    `num_sequences` is how many there are: as asked for, shared by the corpora's weights, or all when there are fewer.
+    The last batch, and the end of a corpus, are filled up with tokens that are not counted. `bytes_per_token` (UTF-8
+    bytes of text per token) turns a loss in nats into bits per byte: loss / ln 2 / bytes_per_token; None when a corpus
+    has no manifest. Raises DataError like `TrainLoader`, and when the configuration names no validation data.
+    """
+
+    def __init__(self, data: DataConfig, *, vocab_size: int, num_sequences: int, micro_sequences: int) -> None:
+        if not data.valid:
+            raise DataError("data.valid is empty: name a corpus, or turn evaluation off")
+        if num_sequences < 1 or micro_sequences < 1:
+            raise ValueError(f"{num_sequences} sequences in micro-batches of {micro_sequences}: not possible")
+        self._data = data
+        self._micro_sequences = micro_sequences
+        self._corpora = [
+            Corpus(corpus.path, "valid", seq_len=data.seq_len, vocab_size=vocab_size) for corpus in data.valid
+        ]
+        blend = Blend([corpus.weight for corpus in data.valid])
+        drawn = np.bincount([blend.locate(i)[0] for i in range(num_sequences)], minlength=len(data.valid))
+        # (corpus, first token) of every sequence
+        self._starts = [
+            (corpus, start)
+            for corpus, count in zip(self._corpora, drawn, strict=True)
+            for start in _spread(corpus, int(count))
+        ]
+        self.num_sequences = len(self._starts)
+        self.bytes_per_token = self._mean_bytes_per_token()
+
+    def __iter__(self) -> Iterator[Batch]:
+        shape = (self._micro_sequences, self._data.seq_len + 1)
+        for first in range(0, self.num_sequences, self._micro_sequences):
+            window_BS = np.zeros(shape, dtype=np.int32)
+            segment_BS = np.zeros(shape, dtype=np.int32)
+            filled_B = np.zeros(self._micro_sequences, dtype=np.int64)
+            for row, (corpus, start) in enumerate(self._starts[first : first + self._micro_sequences]):
+                filled_B[row] = corpus.read(start, window_BS[row], segment_BS[row])
+                corpus.refuse_ids(window_BS[row])
+            batch = _batch(window_BS, segment_BS, self._data.reset_attention)
+            batch.targets_BS[np.arange(1, shape[1]) >= filled_B[:, None]] = NOT_COUNTED
+            yield batch
+
+    def _mean_bytes_per_token(self) -> float | None:
+        """The mean over the sequences that are read, each with its corpus's share."""
+        total = 0.0
+        for corpus, _ in self._starts:
+            if corpus.bytes_per_token is None:
+                return None
+            total += corpus.bytes_per_token
+        return total / len(self._starts)
+
+
+def _spread(corpus: Corpus, count: int) -> list[int]:
+    """First tokens of `count` windows at even distances; of all windows, the last one short, when there are fewer."""
+    if corpus.dataset.num_tokens < 2:
+        raise DataError(f"{corpus.dataset.bin_path}: holds {corpus.dataset.num_tokens} token, validation needs two")
+    available = -(-(corpus.dataset.num_tokens - 1) // corpus.seq_len)
+    count = min(count, available)
+    return [number * available // count * corpus.seq_len for number in range(count)]
+
+
+def _batch(window_BS: NDArray[np.int32], segment_BS: NDArray[np.int32], reset_attention: bool) -> Batch:
+    """From windows of S + 1 tokens, and the document of each, to S tokens with their targets."""
+    num_sequences, seq_len = window_BS.shape[0], window_BS.shape[1] - 1
+    targets_BS = window_BS[:, 1:].copy()
+    position_BS = np.tile(np.arange(seq_len, dtype=np.int32), (num_sequences, 1))
+    if reset_attention:
+        border_BS = segment_BS[:, 1:] != segment_BS[:, :-1]
+        targets_BS[border_BS] = NOT_COUNTED
+        starts_BS = np.zeros_like(position_BS)
+        starts_BS[:, 1:] = np.where(border_BS[:, :-1], position_BS[:, 1:], 0)
+        position_BS -= np.maximum.accumulate(starts_BS, axis=1)
+    segments = segment_BS[:, :-1].copy() if reset_attention else np.zeros_like(position_BS)
+    return Batch(
+        tokens_BS=window_BS[:, :-1].copy(), targets_BS=targets_BS, segment_BS=segments, position_BS=position_BS
+    )
