@@ -14,10 +14,10 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from ascend_moe_train.checkpoint import files, store
+from ascend_moe_train.checkpoint import store
 from ascend_moe_train.errors import CheckpointError
 
-TENSORS = {
+TENSORS: dict[str, np.ndarray[Any, Any]] = {
     "embed.weight": np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32),
     "half": np.arange(6, dtype=np.float16).reshape(2, 3),
     "counts": np.array([-1, 2**40], dtype=np.int64),
@@ -212,7 +212,7 @@ class FailingDisk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, allowed: int) -> None:
         self.left = allowed
         self.failed_on = ""
-        for owner, name in ((Path, "mkdir"), (Path, "rename"), (Path, "open"), (files.os, "fsync")):
+        for owner, name in ((Path, "mkdir"), (Path, "rename"), (Path, "open"), (os, "fsync")):
             monkeypatch.setattr(owner, name, self.limited(getattr(owner, name), name))
 
     def limited(self, call: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -297,9 +297,9 @@ def test_read_only_folder(tmp_path: Path) -> None:
 def test_root_is_a_file(tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"
     root.write_text("")
-    with pytest.raises(CheckpointError, match="cannot create .*checkpoints: File exists"):
+    with pytest.raises(CheckpointError, match=r"cannot create .*checkpoints: File exists"):
         store.save(root, 1, TENSORS, META, keep=1)
-    with pytest.raises(CheckpointError, match="cannot read .*checkpoints: Not a directory"):
+    with pytest.raises(CheckpointError, match=r"cannot read .*checkpoints: Not a directory"):
         store.newest(root)
 
 
