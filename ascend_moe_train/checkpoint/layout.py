@@ -6,8 +6,8 @@
 
 The manifest alone determines every byte of a file's header (tensors lie without gaps, by falling item size and then by
 name), so a reader computes the header and compares it: the header in the file is never parsed. A sha256 per tensor
-covers the data, one over the manifest covers the rest. sha256 because it runs at 1.7 GB/s with the CPU's SHA
-instructions, several times faster than a disk that is made to fsync, and every tool can recompute it.
+covers the data, one over the manifest covers the rest. sha256 because it runs at more than 1 GB/s on one core with the
+SHA instructions of x86 and Arm, faster than a disk that is made to fsync, and because every tool can recompute it.
 Safetensors format: https://huggingface.co/docs/safetensors (8 bytes header length, JSON header, data; little-endian).
 """
 
@@ -257,6 +257,8 @@ def _first_problem(error: ValidationError) -> str:
     place = [str(part) for part in problem["loc"]]
     tensor = f"tensor {_one_line(place[1])}: " if place[0] == "tensors" and len(place) > 1 else ""
     key = ".".join(place[2:] if tensor else place)
+    if problem["type"] == "missing":
+        return f"{tensor}{key} is missing"
     return f"{tensor}{key} = {_one_line(problem['input'])}: {problem['msg']}"
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -62,7 +62,7 @@ class AsyncWriter:
         finally:
             self._executor.shutdown(wait=False)
 
-    def __enter__(self) -> "AsyncWriter":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

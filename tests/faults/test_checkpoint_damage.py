@@ -33,7 +33,7 @@ Damage = Callable[[Path], None]
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     path = store.save(tmp_path / "root", 200, TENSORS, {"lr": 0.1}, keep=3, max_file_bytes=60)
-    assert sorted(os.listdir(path)) == ["manifest.json", WIDE_FILE, OTHER_FILE]
+    assert sorted(entry.name for entry in path.iterdir()) == ["manifest.json", WIDE_FILE, OTHER_FILE]
     return path
 
 
@@ -163,8 +163,12 @@ CASES: dict[str, tuple[Damage, str]] = {
     "step_is_true": (set_key("step", True), MANIFEST + "step = True: "),
     "step_of_another_folder": (set_key("step", 100), MANIFEST + "step = 100, but the folder is step-00000200"),
     "meta_is_a_list": (set_key("meta", []), MANIFEST + "meta = []: "),
-    "tensors_missing": (edit(lambda content: content.pop("tensors")), MANIFEST + "tensors = "),
+    "tensors_missing": (edit(lambda content: content.pop("tensors")), MANIFEST + "tensors is missing"),
     "tensor_is_null": (edit(lambda content: content["tensors"].update(w=None)), MANIFEST + "tensor 'w': "),
+    "dtype_missing": (
+        edit(lambda content: content["tensors"]["w"].pop("dtype")),
+        MANIFEST + "tensor 'w': dtype is missing",
+    ),
     "tensor_removed": (edit(lambda content: content["tensors"].pop("flag")), OTHER + "has "),
     "tensor_added": (
         set_tensor("x", dtype="F32", shape=[1], file=WIDE_FILE, sha256=ZERO_SHA256),

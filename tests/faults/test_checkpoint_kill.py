@@ -4,7 +4,6 @@ A child process saves again and again. It is killed at random moments, and, in a
 operation on the file system that a save consists of.
 """
 
-import os
 import random
 import signal
 import subprocess
@@ -68,7 +67,9 @@ for count in range(1000):
 
 
 def load_and_check(root: Path) -> int | None:
-    """The step of the newest checkpoint; fails when one had to be skipped or holds anything of another step."""
+    """The step of the newest checkpoint; fails when any that is visible is damaged or mixes two steps."""
+    for path in root.glob("step-*"):
+        store.load(path)
     loaded = store.load_newest(root, pytest.fail)
     if loaded is None:
         return None
@@ -97,7 +98,7 @@ def test_kill_at_random_moments(tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
         finished = [newest_step + 1, *map(int, process.communicate(timeout=60)[0].split())]
         assert process.returncode == -signal.SIGKILL
-        unfinished += any(name.startswith(".") for name in os.listdir(tmp_path))
+        unfinished += any(entry.name.startswith(".") for entry in tmp_path.iterdir())
         step = load_and_check(tmp_path)
         # The kill may fall between the end of a save and the line that tells of it.
         assert step in (finished[-1], finished[-1] + 1)
@@ -105,7 +106,7 @@ def test_kill_at_random_moments(tmp_path: Path) -> None:
         newest_step = step
     assert unfinished > 0, "no kill fell into a save: the test shows nothing"
     store.save(tmp_path, newest_step + 1, {}, {}, keep=KEEP)
-    assert len(os.listdir(tmp_path)) == KEEP
+    assert len(list(tmp_path.iterdir())) == KEEP
 
 
 @pytest.mark.parametrize("step", [3, 2], ids=["new_step", "same_step_again"])
@@ -120,4 +121,4 @@ def test_kill_before_each_operation(tmp_path: Path, step: int) -> None:
     for count in range(operations + 1):
         root = tmp_path / str(count)
         store.save(root, 4, {}, {}, keep=1)
-        assert os.listdir(root) == ["step-00000004"]
+        assert [entry.name for entry in root.iterdir()] == ["step-00000004"]

@@ -36,7 +36,7 @@ def refuse(message: str) -> None:
 
 
 def names_in(root: Path) -> list[str]:
-    return sorted(os.listdir(root))
+    return sorted(entry.name for entry in root.iterdir())
 
 
 def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -143,7 +143,7 @@ def test_durable_before_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     fsync, rename = os.fsync, Path.rename
 
     def record_fsync(descriptor: int) -> None:
-        events.append("fsync " + os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), tmp_path))
+        events.append("fsync " + str(Path(f"/proc/self/fd/{descriptor}").readlink().relative_to(tmp_path)))
         fsync(descriptor)
 
     def record_rename(path: Path, target: Path) -> Path:

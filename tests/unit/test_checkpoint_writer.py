@@ -45,7 +45,7 @@ def test_writes_and_keeps(tmp_path: Path) -> None:
             writer.submit(tmp_path, step, TENSORS, {"step": step})
         assert writer.wait() == tmp_path / "step-00000003"
         assert writer.wait() is None
-    assert sorted(os.listdir(tmp_path)) == ["step-00000002", "step-00000003"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]
 
 
 def test_submit_returns_at_once_and_waits_for_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +61,7 @@ def test_submit_returns_at_once_and_waits_for_the_one_before(tmp_path: Path, mon
         second.join(timeout=20)
         assert not second.is_alive()
     assert slow.started == [1, 2]
-    assert len(os.listdir(tmp_path)) == 2
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.parametrize("call", ["submit", "wait", "close"])
@@ -124,4 +124,4 @@ def test_control_c_of_a_program_leaves_only_complete_checkpoints(tmp_path: Path)
     last_submitted = int(output.split()[-1]) if output else 1
     # The interrupt may fall between the submission and the line that tells of it.
     assert loaded[0].step in (last_submitted, last_submitted + 1)
-    assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
+    assert not list(tmp_path.glob(".*"))
