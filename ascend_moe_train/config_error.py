@@ -76,7 +76,7 @@ def known_keys(part: type[Part], prefix: str = "") -> Iterator[str]:
     """Every dotted key below a part, sections before what they hold; list items are entered without an index."""
     for name, info in part.model_fields.items():
         yield f"{prefix}{name}"
-        for inner in _parts_in(info.annotation):
+        for inner in parts_in(info.annotation):
             yield from known_keys(inner, f"{prefix}{name}.")
 
 
@@ -111,10 +111,11 @@ def leaf_of(key: str) -> str:
     return key.rpartition(".")[2]
 
 
-def _parts_in(annotation: Any) -> Iterator[type[Part]]:
+def parts_in(annotation: Any) -> Iterator[type[Part]]:
+    """The parts that a field holds: itself one, one or None, or a tuple of them."""
     if get_origin(annotation) in (Union, UnionType, Annotated, tuple):
         for argument in get_args(annotation):
-            yield from _parts_in(argument)
+            yield from parts_in(argument)
     elif isinstance(annotation, type) and issubclass(annotation, Part):
         yield annotation
 
