@@ -16,6 +16,8 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 # Verb: the module that holds its `command`, imported only when the verb runs; and its line in the help.
 VERBS = MappingProxyType(
     {
+        "data": ("ascend_moe_train.cli.data", "Make token shards from text, and look into them."),
+        "train": ("ascend_moe_train.cli.train", "Train a model; continue a run that was interrupted."),
         "config": ("ascend_moe_train.cli.config", "Show or check the configuration of a run."),
         "version": ("ascend_moe_train.cli.version", "Print the versions that a bug report needs."),
     }

@@ -17,9 +17,9 @@ Tensor = Any
 class MoE(nn.Cell):  # type: ignore[misc]
     """(T, D) -> (T, D), and the router's figures: probability_BSE, z_loss (1,), counts_BE, dropped (1,)."""
 
-    def __init__(self, hidden: int, config: MoEConfig, kernels: Kernels) -> None:
+    def __init__(self, hidden: int, config: MoEConfig, layer: int, kernels: Kernels) -> None:
         super().__init__()
-        self.router = Router(hidden, config)
+        self.router = Router(hidden, config, layer)
         self.dispatcher = LocalDispatcher(config, kernels)
         self.experts = GroupedExperts(hidden, config, kernels)
         self.has_shared = config.shared_ffn > 0

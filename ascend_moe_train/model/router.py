@@ -12,11 +12,11 @@ from ascend_moe_train.model.layers import empty
 Tensor = Any
 
 
-def uniform_noise(shape: tuple[int, ...], seed: Tensor, amplitude: float) -> Tensor:
+def uniform_noise(shape: tuple[int, ...], seed: Tensor, amplitude: Tensor) -> Tensor:
     """Numbers in [1 - amplitude, 1 + amplitude), a pure function of (seed, position).
 
     A counter hashed by the PCG output permutation (O'Neill, 2014), since framework generators keep state that a
-    resumed run would have to restore. `seed` is an int32 tensor (1,).
+    resumed run would have to restore. `seed` is int32 (1,), `amplitude` fp32 (1,).
     """
     size = 1
     for n in shape:
@@ -31,13 +31,16 @@ def uniform_noise(shape: tuple[int, ...], seed: Tensor, amplitude: float) -> Ten
 class Router(nn.Cell):  # type: ignore[misc]
     """Token-choice top-k router, in fp32 whatever the activations are.
 
+    `jitter` multiplies its input by noise (Switch Transformer, appendix C), unless noise_seed is negative.
+
     construct returns (expert_TK int32, gate_TK, probability_BSE, z_loss (1,), counts_BE): the mean over tokens of
     probability_BSE is P of the load-balancing loss; z_loss is the mean of logsumexp(logits)^2 (ST-MoE: Zoph et al.,
     2022, section 3.2); counts_BE are assignments per sequence and expert, before any drop.
     """
 
-    def __init__(self, hidden: int, config: MoEConfig) -> None:
+    def __init__(self, hidden: int, config: MoEConfig, layer: int) -> None:
         super().__init__()
+        self.layer = layer
         # graph mode reads plain numbers as constants, but not the fields of a pydantic object
         self.top_k, self.num_experts = config.top_k, config.num_experts
         self.jitter, self.force_balance = config.jitter, config.force_balance
@@ -49,8 +52,9 @@ class Router(nn.Cell):  # type: ignore[misc]
     def construct(self, x_TD: Tensor, num_sequences: int, noise_seed: Tensor) -> Any:
         K, E = self.top_k, self.num_experts
         x_TD = ops.cast(x_TD, ms.float32)
-        if self.training and self.jitter > 0:
-            x_TD = x_TD * uniform_noise(x_TD.shape, noise_seed, self.jitter)
+        if self.jitter > 0:
+            amplitude = self.jitter * ops.cast(noise_seed >= 0, ms.float32)
+            x_TD = x_TD * uniform_noise(x_TD.shape, noise_seed * 8191 + self.layer, amplitude)
         logits_TE = self.project(x_TD, self.weight)
         T = logits_TE.shape[0]
         score_TE, probability_TE = self.scores(logits_TE)

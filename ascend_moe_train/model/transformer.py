@@ -26,7 +26,7 @@ class Block(nn.Cell):  # type: ignore[misc]
         self.ffn_norm = RMSNorm(config.hidden, config.norm_eps, kernels)
         self.is_moe = config.is_moe(layer)
         if self.is_moe:
-            self.moe = MoE(config.hidden, config.moe, kernels)
+            self.moe = MoE(config.hidden, config.moe, layer, kernels)
         else:
             self.ffn = FeedForward(config.hidden, config.ffn, kernels)
 
@@ -70,17 +70,18 @@ class Transformer(nn.Cell):  # type: ignore[misc]
 
     def hidden_states(
         self, tokens_BS: Tensor, segment_BS: Tensor, position_BS: Tensor, noise_seed: Tensor
-    ) -> tuple[Tensor, list[Tensor]]:
-        """-> normed output (B*S, D) and the router figures of every MoE layer."""
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """-> normed output (B*S, D), the router figures of every MoE layer, and the outputs of embedding and blocks."""
         cos_BSZ = ops.gather(self.cos_table, position_BS, 0)
         sin_BSZ = ops.gather(self.sin_table, position_BS, 0)
         x_TD = self.embed(ops.reshape(tokens_BS, (-1,)))
-        routed = []
-        for i, block in enumerate(self.layers):
-            x_TD, figures = block(x_TD, segment_BS, cos_BSZ, sin_BSZ, noise_seed * 8191 + i)
+        routed, trail = [], [x_TD]
+        for block in self.layers:
+            x_TD, figures = block(x_TD, segment_BS, cos_BSZ, sin_BSZ, noise_seed)
+            trail.append(x_TD)
             if len(figures) > 0:
                 routed.append(figures)
-        return self.norm(x_TD), routed
+        return self.norm(x_TD), routed, trail
 
     def logits(self, x_TD: Tensor) -> Tensor:
         """(T, D) -> (T, V)."""
@@ -111,10 +112,10 @@ class Transformer(nn.Cell):  # type: ignore[misc]
     ) -> tuple[Tensor, ...]:
         """-> total loss (1,), and without gradient: summed cross entropy * loss_weight[0], aux, z, counts_LE, dropped.
 
-        loss_weight (2,) is (1 / counted tokens of the step, 1 / micro-batches of the step), so that losses and
+        A negative noise_seed (1,) switches the router's jitter off. loss_weight (2,) is (1 / counted tokens of the step, 1 / micro-batches of the step), so that losses and
         gradients of micro-batches add up.
         """
-        x_TD, routed = self.hidden_states(tokens_BS, segment_BS, position_BS, noise_seed)
+        x_TD, routed, _ = self.hidden_states(tokens_BS, segment_BS, position_BS, noise_seed)
         loss_T = self.kernels.cross_entropy(self.logits(x_TD), ops.reshape(targets_BS, (-1,)))
         ce = ops.reshape(ops.sum(loss_T), (1,)) * loss_weight[0]
         if len(routed) == 0:

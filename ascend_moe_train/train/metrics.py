@@ -154,9 +154,9 @@ def peak_resident_bytes() -> int:
 
 @dataclass(kw_only=True)
 class Smoother:
-    """Exponential mean with bias correction (Kingma & Ba, 2015, section 3). The fields are its state: save and restore."""
+    """Exponential mean with bias correction (Kingma & Ba, 2015, section 3); the fields are its state, to be saved."""
 
-    decay: float = 0.98
+    decay: float = 0.95
     total: float = 0.0
     weight: float = 0.0
 
@@ -233,6 +233,11 @@ class StepMeter:
         )
 
 
+def to_json_line(record: Record) -> bytes:
+    """One record as a line of JSON."""
+    return _RECORD.dump_json(record) + b"\n"
+
+
 def read_records(path: Path) -> Iterator[Record]:
     """The records of a JSONL file, in order. A last line that was cut off (the writer was killed) is left out.
 
@@ -302,7 +307,7 @@ class JsonlWriter:
     def write(self, record: Record) -> None:
         """Appends one record."""
         try:
-            self._file.write(_RECORD.dump_json(record) + b"\n")
+            self._file.write(to_json_line(record))
             self._file.flush()
         except OSError as error:
             raise MetricsError(f"{self._path}: {error.strerror or error}") from None
@@ -323,7 +328,7 @@ class JsonlWriter:
 def _keep_before(path: Path, first_step: int) -> None:
     """Rewrites `path` with its records of steps before `first_step`."""
     kept = (record for record in read_records(path) if record.step < first_step)
-    replace_file(path, (_RECORD.dump_json(record) + b"\n" for record in kept))
+    replace_file(path, (to_json_line(record) for record in kept))
 
 
 def replace_file(path: Path, chunks: Iterable[bytes]) -> None:
@@ -334,7 +339,7 @@ def replace_file(path: Path, chunks: Iterable[bytes]) -> None:
             file.writelines(chunks)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(aside, path)
+        aside.replace(path)
     except OSError as error:
         raise MetricsError(f"{path}: {error.strerror or error}") from None
     finally:

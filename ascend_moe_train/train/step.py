@@ -16,9 +16,11 @@ Tensor = Any
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """What one step measured. Losses are means over the step; `square_P` are squared gradient norms per parameter."""
+    """What one step measured. `loss` is the cross entropy, `total_loss` adds the router's terms; both
+    are means over the step. `square_P` are squared gradient norms per parameter."""
 
     loss: float
+    total_loss: float
     aux_loss: float
     z_loss: float
     grad_norm: float
@@ -140,6 +142,7 @@ def _result(per_micro: list[tuple[Tensor, ...]], update: tuple[Tensor, Tensor, T
     norm, applied, square_P = (x.asnumpy() for x in update)
     return StepResult(
         loss=float(sums[1][0]),
+        total_loss=float(sums[0][0]),
         aux_loss=float(sums[2][0]),
         z_loss=float(sums[3][0]),
         grad_norm=float(norm[0]),

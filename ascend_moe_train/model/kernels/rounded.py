@@ -1,0 +1,71 @@
+"""Half-precision activations around fp32 kernels. Shape letters: see protocol.py."""
+
+from typing import Any
+
+import mindspore as ms
+from mindspore import ops
+
+from ascend_moe_train.model.kernels.protocol import Kernels
+
+Tensor = Any
+
+
+class RoundedKernels:
+    """Activations and the weights they meet are rounded to `dtype` (fp16 or bf16); sums, softmax, norms and the loss
+    are taken in fp32, weights, moments and their update stay fp32 (Micikevicius et al., 2018, section 3).
+
+    Gradients pass through the same roundings, so fp16 overflows where it would on a device, and needs a loss scale.
+    """
+
+    def __init__(self, base: Kernels, dtype: Any) -> None:
+        self.base = base
+        self.dtype = dtype
+        self.name = f"{base.name}, rounded to {str(dtype).lower()}"
+
+    def _wide(self, x: Tensor) -> Tensor:
+        return ops.cast(ops.cast(x, self.dtype), ms.float32)
+
+    def _narrow(self, x: Tensor) -> Tensor:
+        return ops.cast(x, self.dtype)
+
+    def matmul(self, x_TD: Tensor, w_FD: Tensor) -> Tensor:
+        return self._narrow(self.base.matmul(self._wide(x_TD), self._wide(w_FD)))
+
+    def embed(self, token_T: Tensor, w_VD: Tensor) -> Tensor:
+        return self._narrow(self.base.embed(token_T, w_VD))
+
+    def rms_norm(self, x_TD: Tensor, w_D: Tensor, eps: float) -> Tensor:
+        return self._narrow(self.base.rms_norm(self._wide(x_TD), w_D, eps))
+
+    def rope(self, x_BSHZ: Tensor, cos_BSZ: Tensor, sin_BSZ: Tensor) -> Tensor:
+        return self._narrow(self.base.rope(self._wide(x_BSHZ), cos_BSZ, sin_BSZ))
+
+    def attention(self, q_BSHZ: Tensor, k_BSGZ: Tensor, v_BSGZ: Tensor, segment_BS: Tensor) -> Tensor:
+        wide = (self._wide(q_BSHZ), self._wide(k_BSGZ), self._wide(v_BSGZ))
+        return self._narrow(self.base.attention(*wide, segment_BS))
+
+    def swiglu(self, h_RF: Tensor) -> Tensor:
+        return self._narrow(self.base.swiglu(self._wide(h_RF)))
+
+    def sort_by_expert(
+        self, expert_TK: Tensor, gate_TK: Tensor, num_experts: int, capacity: int | None, by_probability: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return self.base.sort_by_expert(expert_TK, gate_TK, num_experts, capacity, by_probability)
+
+    def permute(self, x_TD: Tensor, row_TK: Tensor, source_R: Tensor) -> Tensor:
+        return self._narrow(self.base.permute(self._wide(x_TD), row_TK, source_R))
+
+    def combine(self, y_RD: Tensor, gate_TK: Tensor, row_TK: Tensor, source_R: Tensor) -> Tensor:
+        return self._narrow(self.base.combine(self._wide(y_RD), gate_TK, row_TK, source_R))
+
+    def grouped_matmul(self, x_RD: Tensor, w_EDF: Tensor, counts_E: Tensor) -> Tensor:
+        return self._narrow(self.base.grouped_matmul(self._wide(x_RD), self._wide(w_EDF), counts_E))
+
+    def cross_entropy(self, logits_TV: Tensor, target_T: Tensor) -> Tensor:
+        return self.base.cross_entropy(ops.cast(logits_TV, ms.float32), target_T)
+
+    def square_sum(self, x: Tensor) -> Tensor:
+        return self.base.square_sum(x)
+
+    def adamw(self, state: tuple[Tensor, Tensor, Tensor], grad: Tensor, scalars: Tensor, decays: bool) -> Tensor:
+        return self.base.adamw(state, grad, scalars, decays)

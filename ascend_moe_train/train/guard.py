@@ -1,0 +1,78 @@
+"""Watching for numbers that go wrong: non-finite steps, loss spikes, and where they began.
+
+Shape letters: see model/kernels/protocol.py; P parameters.
+"""
+
+import math
+import statistics
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import nn, ops
+
+from ascend_moe_train.data.loader import Batch
+from ascend_moe_train.model.transformer import Transformer
+from ascend_moe_train.train.config import GuardConfig
+from ascend_moe_train.train.state import TrainingState
+from ascend_moe_train.train.step import StepResult, batch_tensors
+
+Tensor = Any
+
+# A run that has settled has almost no deviation left; what is less than this share above the mean is no spike.
+LEAST_RISE = 0.01
+
+
+def spike_limit(config: GuardConfig, state: TrainingState) -> float:
+    """The highest loss that is no spike: infinite until `spike_window` good losses are known, or when switched off."""
+    recent = state.recent_losses
+    if config.spike_action == "off" or len(recent) < config.spike_window:
+        return math.inf
+    mean = statistics.fmean(recent)
+    return mean + max(config.spike_sigma * statistics.pstdev(recent), LEAST_RISE * abs(mean))
+
+
+def remember_loss(config: GuardConfig, state: TrainingState, loss: float) -> tuple[float, ...]:
+    """`recent_losses` with one more good loss."""
+    return (*state.recent_losses, loss)[-config.spike_window :]
+
+
+class _Probe(nn.Cell):  # type: ignore[misc]
+    """Whether the embedding, each block's output, the last norm and the logits are finite: (L + 3,) fp32, 1 = finite."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def construct(self, tokens_BS: Tensor, segment_BS: Tensor, position_BS: Tensor, noise_seed: Tensor) -> Tensor:
+        x_TD, _, trail = self.model.hidden_states(tokens_BS, segment_BS, position_BS, noise_seed)
+        flags = []
+        for x in (*trail, x_TD, self.model.logits(x_TD)):
+            flags.append(ops.reshape(ops.cast(ops.isfinite(ops.cast(x, ms.float32)).all(), ms.float32), (1,)))
+        return ops.concat(flags)
+
+
+def find_origin(model: Transformer, batch: Batch, result: StepResult, noise_seed: int) -> str:
+    """Names the first tensor that is not finite: a weight, an activation of the forward pass, or a gradient.
+
+    Runs the forward pass once more, with the weights that the failed step left as they were.
+    """
+    named = [(parameter.name, parameter) for parameter in model.trainable_params()]
+    for name, parameter in named:
+        if not np.isfinite(parameter.asnumpy()).all():
+            return f"weight {name}"
+    places = [
+        "output of embed",
+        *(f"output of layers.{i}" for i in range(len(model.layers))),
+        "output of norm",
+        "logits",
+    ]
+    probe = _Probe(model)
+    for row in range(batch.tokens_BS.shape[0]):
+        tokens, _, segment, position = batch_tensors(batch, slice(row, row + 1))
+        flags = probe(tokens, segment, position, ms.Tensor(np.array([noise_seed], np.int32))).asnumpy()
+        if not flags.all():
+            return f"{places[int(np.argmin(flags))]} (sequence {row} of the batch)"
+    # the backward pass runs from the last tensor to the first, and carries what is not finite along
+    broken = [name for (name, _), square in zip(named, result.square_P, strict=True) if not math.isfinite(square)]
+    return f"gradient of {broken[-1]}" if broken else "loss"

@@ -1,0 +1,49 @@
+"""From a run configuration to a model on a device."""
+
+from typing import Any
+
+import mindspore as ms
+
+from ascend_moe_train.config import RunConfig
+from ascend_moe_train.errors import TrainingError
+from ascend_moe_train.model.kernels.protocol import Kernels
+from ascend_moe_train.model.kernels.rounded import RoundedKernels
+from ascend_moe_train.model.kernels.select import choose
+from ascend_moe_train.model.transformer import Transformer
+from ascend_moe_train.train.config import RunConfigPart
+
+_DTYPES = {"fp16": ms.float16, "bf16": ms.bfloat16}
+
+
+def set_device(wanted: str) -> str:
+    """Selects graph mode on the device that `run.device` asks for, and returns its name.
+
+    Raises TrainingError: Ascend is asked for and not there.
+    """
+    has_ascend = bool(ms.hal.is_available("Ascend"))
+    if wanted == "ascend" and not has_ascend:
+        raise TrainingError("run.device 'ascend': MindSpore finds no Ascend device here; use 'auto' or 'cpu'")
+    device = "ascend" if has_ascend and wanted != "cpu" else "cpu"
+    ms.set_context(mode=ms.GRAPH_MODE)
+    ms.set_device("Ascend" if device == "ascend" else "CPU")
+    return device
+
+
+def build_kernels(run: RunConfigPart, device: str) -> Kernels:
+    """The kernels of a run, rounded to its precision. Raises TrainingError for bf16 on a CPU."""
+    if device == "cpu" and run.precision == "bf16":
+        raise TrainingError("run.precision 'bf16': this device is 'cpu', which trains in 'fp32' or 'fp16'")
+    kernels = choose(device, run.kernels)
+    return kernels if run.precision == "fp32" else RoundedKernels(kernels, _DTYPES[run.precision])
+
+
+def build_model(config: RunConfig) -> tuple[Transformer, Kernels, str]:
+    """The model of a run with weights still zero, its kernels, and the device's name."""
+    device = set_device(config.run.device)
+    kernels = build_kernels(config.run, device)
+    return Transformer(config.model, kernels, config.data.seq_len), kernels, device
+
+
+def copy_into(parameter: Any, value: Any) -> None:
+    """Fills a parameter from an array of the same shape."""
+    parameter.set_data(ms.Tensor(value))

@@ -1,0 +1,41 @@
+"""What a run remembers from one step to the next besides its tensors, and how that goes into a checkpoint. Pure."""
+
+import json
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ascend_moe_train.errors import CheckpointError
+from ascend_moe_train.optim.scaling import LossScale
+from ascend_moe_train.train.metrics import first_problem
+
+
+class TrainingState(BaseModel):
+    """Counters and statistics of a run; one value per step, never changed in place.
+
+    `step` is the number of finished steps and so the next step's index (data order, learning rate and noise are
+    functions of it), `updates` counts those that changed the weights, `bad_in_row` the non-finite ones in a row up to
+    now. `recent_losses` are the good losses that a spike is judged against, newest last.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    step: int = Field(default=0, ge=0)
+    updates: int = Field(default=0, ge=0)
+    tokens: int = Field(default=0, ge=0)
+    bad_in_row: int = Field(default=0, ge=0)
+    skipped: int = Field(default=0, ge=0)
+    loss_scale: LossScale = LossScale(scale=1.0)
+    smooth_total: float = 0.0
+    smooth_weight: float = Field(default=0.0, ge=0)
+    recent_losses: tuple[float, ...] = ()
+
+    @classmethod
+    def from_meta(cls, meta: dict[str, Any], where: str) -> "TrainingState":
+        """The state that a checkpoint's `meta` holds. Raises CheckpointError naming the field."""
+        try:
+            return cls.model_validate_json(json.dumps(meta["state"]))
+        except KeyError:
+            raise CheckpointError(f"{where}: manifest.json: meta.state is missing") from None
+        except ValidationError as error:
+            raise CheckpointError(f"{where}: manifest.json: meta.state: {first_problem(error)}") from None

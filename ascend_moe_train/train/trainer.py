@@ -1,0 +1,145 @@
+"""One run in hand: its model, optimizer, data and state, and the generator of its steps."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ascend_moe_train.config import RunConfig
+from ascend_moe_train.data.loader import TrainLoader
+from ascend_moe_train.errors import TrainingError
+from ascend_moe_train.model.counts import training_flops_per_token
+from ascend_moe_train.optim.adamw import AdamW, step_factors
+from ascend_moe_train.optim.lr import learning_rate
+from ascend_moe_train.optim.scaling import LossScale
+from ascend_moe_train.train.guard import find_origin, remember_loss, spike_limit
+from ascend_moe_train.train.metrics import Smoother, StepMeter, StepRecord
+from ascend_moe_train.train.persist import restore
+from ascend_moe_train.train.session import build_model
+from ascend_moe_train.train.state import TrainingState
+from ascend_moe_train.train.step import StepResult, TrainStep
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepInfo:
+    """One finished step: its record, and a line for the user if something was out of the ordinary."""
+
+    record: StepRecord
+    warning: str | None
+
+
+class Trainer:
+    """Builds a run and steps it. `state` always describes the last finished step.
+
+    Raises UserError subclasses for data, checkpoints and devices that cannot be used.
+    """
+
+    def __init__(self, config: RunConfig, note: Callable[[str], None]) -> None:
+        self.config = config
+        self.loader = TrainLoader(
+            config.data,
+            vocab_size=config.model.vocab_size,
+            seed=config.run.seed,
+            global_sequences=config.batch.global_sequences,
+        )
+        self.model, self.kernels, self.device = build_model(config)
+        self.model.initialize(config.run.seed)
+        self.optimizer = AdamW(list(self.model.trainable_params()), config.optim, self.kernels)
+        self.checkpoints = Path(config.run.dir) / "checkpoints"
+        self.state = restore(self.checkpoints, config, self.model, self.optimizer, note)
+        if self.state.step == 0:
+            self.state = self.state.model_copy(update={"loss_scale": LossScale(scale=self._first_scale())})
+        self._step = TrainStep(self.model, self.optimizer, config.batch.num_micro)
+
+    def steps(self, meter: StepMeter) -> Iterator[StepInfo]:
+        """Runs the steps that are left, one per item.
+
+        Raises TrainingError: too many non-finite steps in a row; the message names step and tensor.
+        """
+        while self.state.step < self.config.run.steps:
+            yield self._one_step(meter)
+
+    def meter(self, peak_flops_per_s: float | None) -> StepMeter:
+        """A meter that goes on with the smoothed loss of the state."""
+        return StepMeter(
+            total_steps=self.config.run.steps,
+            flops_per_token=training_flops_per_token(self.config.model, self.config.data.seq_len),
+            peak_flops_per_s=peak_flops_per_s,
+            smoother=Smoother(total=self.state.smooth_total, weight=self.state.smooth_weight),
+        )
+
+    def _first_scale(self) -> float:
+        return self.config.loss_scale.init if self._scales_loss else 1.0
+
+    @property
+    def _scales_loss(self) -> bool:
+        return self.config.run.precision == "fp16"
+
+    def _one_step(self, meter: StepMeter) -> StepInfo:
+        config, state = self.config, self.state
+        start_s = time.perf_counter()
+        batch = self.loader.batch(state.step)
+        lr = learning_rate(config.optim, state.step, config.run.steps)
+        limit = spike_limit(config.guard, state)
+        highest = limit if config.guard.spike_action == "skip" else math.inf
+        factors = step_factors(config.optim, lr, state.updates + 1)
+        noise_seed = (config.run.seed * 1_000_003 + state.step) % 2**31
+        result = self._step(batch, noise_seed, np.array([*factors, state.loss_scale.scale, highest]))
+        tokens = batch.tokens_BS.size
+        self.state, warning = self._advance(result, limit, tokens)
+        if self.state.bad_in_row >= config.guard.max_bad_steps:
+            origin = find_origin(self.model, batch, result, noise_seed)
+            raise TrainingError(
+                f"stopped at step {self.state.step}: {self.state.bad_in_row} steps in a row were not finite (loss "
+                f"{result.loss}, gradient norm {result.grad_norm}); first not finite: {origin}"
+            )
+        record = meter.record(
+            step=self.state.step,
+            loss=result.loss,
+            aux_loss=result.aux_loss,
+            z_loss=result.z_loss,
+            lr=lr,
+            grad_norm=result.grad_norm,
+            tokens=tokens,
+            step_s=time.perf_counter() - start_s,
+            counts_LE=result.counts_LE,
+            dropped=result.num_dropped,
+            loss_scale=state.loss_scale.scale if self._scales_loss else None,
+            skipped=not result.applied,
+        )
+        smooth = {"smooth_total": meter.smoother.total, "smooth_weight": meter.smoother.weight}
+        self.state = self.state.model_copy(update=smooth)
+        return StepInfo(record=record, warning=warning)
+
+    def _advance(self, result: StepResult, limit: float, tokens: int) -> tuple[TrainingState, str | None]:
+        """The state after a step, and what the user should know of it."""
+        config, state = self.config, self.state
+        step = state.step + 1
+        finite = math.isfinite(result.total_loss) and math.isfinite(result.grad_norm)
+        is_spike = finite and result.total_loss > limit
+        scale, at_least = state.loss_scale, state.loss_scale.scale <= config.loss_scale.min
+        if self._scales_loss:
+            scale = scale.after(not finite, config.loss_scale)
+        # an overflow that a lower scale can still mend is fp16's normal life
+        is_bad = not finite and (not self._scales_loss or at_least)
+        after = state.model_copy(
+            update={
+                "step": step,
+                "tokens": state.tokens + tokens,
+                "updates": state.updates + int(result.applied),
+                "skipped": state.skipped + int(not result.applied),
+                "bad_in_row": state.bad_in_row + 1 if is_bad else 0 if finite else state.bad_in_row,
+                "loss_scale": scale,
+            }
+        )
+        if is_spike:
+            done = "skipped" if not result.applied else "applied"
+            return after, f"step {step}: loss {result.total_loss:.4f} is a spike (limit {limit:.4f}), {done}"
+        if finite:
+            return after.model_copy(update={"recent_losses": remember_loss(config.guard, state, result.total_loss)}), None
+        if not is_bad:
+            return after, f"step {step}: fp16 overflow, skipped; loss scale {state.loss_scale.scale:g} -> {scale.scale:g}"
+        return after, f"step {step}: loss {result.loss} or gradient norm {result.grad_norm} not finite, skipped"
