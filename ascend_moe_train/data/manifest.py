@@ -14,6 +14,9 @@ from ascend_moe_train.part import Part
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
 SPLITS = ("train", "valid")
+CORPUS_FILES = frozenset(
+    {MANIFEST_NAME, TOKENIZER_NAME, *(f"{split}.{kind}" for split in SPLITS for kind in ("bin", "idx"))}
+)
 MAX_MANIFEST_BYTES = 1 << 28
 
 Count = Annotated[int, Field(ge=0)]

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import tokenizers
 
-from ascend_moe_train.data.indexed import IndexedDataset, IndexedWriter, bin_path, idx_path, token_type
+from ascend_moe_train.data.indexed import IndexedDataset, IndexedWriter, token_type
 from ascend_moe_train.data.manifest import (
+    CORPUS_FILES,
     MANIFEST_NAME,
     SPLITS,
     TOKENIZER_NAME,
@@ -89,17 +90,19 @@ def prepare(
     given = None if tokenizer is None else _given_tokenizer(tokenizer, vocab_size)
     survey = _survey(files, field, valid_fraction, progress)
     arguments = Arguments(
-        sources=list(sources),
+        sources=[_printable(source) for source in sources],
         corpus=corpus,
-        field=field,
+        field=_printable(field),
         vocab_size=vocab_size,
         tokenizer_sha256=None if given is None else hashlib.sha256(given[1].encode()).hexdigest(),
         valid_fraction=float(valid_fraction),
     )
-    if not force and occupied(out):
-        return Prepared(manifest=_existing(out, arguments, survey.records), reused=True)
     try:
-        with staged_folder(out, replace=force) as folder:
+        if occupied(out):
+            _check_ours(out)
+            if not force:
+                return Prepared(manifest=_existing(out, arguments, survey.records), reused=True)
+        with staged_folder(out) as folder:
             manifest = _write(folder, survey, arguments, given, progress)
     except OSError as error:
         raise DataError(f"{error.filename or out}: cannot be written: {error.strerror}") from error
@@ -266,12 +269,21 @@ def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
         yield batch
 
 
+def _check_ours(out: Path) -> None:
+    """Refuse an output that holds anything this command does not write: `--force` deletes nothing of the user's."""
+    if not out.is_dir():
+        raise DataError(f"--out {out} exists and is no folder; name another")
+    for path in out.iterdir():
+        if path.name not in CORPUS_FILES:
+            raise DataError(f"--out {out} exists and holds {path.name!r}, which is no part of a corpus; name another")
+
+
 def _existing(out: Path, arguments: Arguments, records: list[SourceRecord]) -> Manifest:
     """The manifest of an output that is complete and of the same arguments and sources. Raises DataError otherwise."""
     hint = "name another --out, or replace it with --force"
     manifest = read_manifest(out)
     if manifest is None:
-        raise DataError(f"--out {out} exists and is no corpus that this command wrote; name another")
+        raise DataError(f"--out {out} exists, without a {MANIFEST_NAME}; {hint}")
     # Not how the sources were spelled: which files they are and what is in them is compared below.
     for key, value in arguments.model_dump(exclude={"sources"}).items():
         if (before := getattr(manifest.arguments, key)) != value:
@@ -279,7 +291,7 @@ def _existing(out: Path, arguments: Arguments, records: list[SourceRecord]) -> M
     if manifest.sources != records:
         raise DataError(f"--out {out} exists, and the sources have changed since it was made; {hint}")
     for name, record in manifest.files.items():
-        if name not in (TOKENIZER_NAME, *(path(Path(split)).name for split in SPLITS for path in (bin_path, idx_path))):
+        if name not in CORPUS_FILES:
             raise DataError(f"{out / MANIFEST_NAME}: lists a file {name!r} that no corpus has; {hint}")
         if not (out / name).is_file() or (out / name).stat().st_size != record.bytes:
             raise DataError(f"{out / name}: missing or not the {record.bytes} bytes that were written; {hint}")

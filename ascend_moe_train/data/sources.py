@@ -88,8 +88,9 @@ def _read_text(file: SourceFile) -> Iterator[Document]:
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
+        bad = f"byte 0x{data[error.start]:02x} at byte offset {error.start}"
         raise DataError(
-            f"{file.path}: byte 0x{data[error.start]:02x} at byte offset {error.start} is not UTF-8"
+            f"{file.path}: {bad} is not UTF-8 text; leave the file out, with a glob for instance"
         ) from error
     yield Document(name=file.name, text=text, end_bytes=len(data))
 
@@ -125,11 +126,11 @@ def _jsonl_text(line: bytes, field: str, where: str, start_bytes: int) -> str:
     if not isinstance(record, dict):
         raise DataError(f"{where}: a JSON {type(record).__name__}, an object with the field {field!r} is needed")
     if field not in record:
-        there = ", ".join(repr(key) for key in list(record)[:8])
-        raise DataError(f"{where}: no field {field!r} (the fields are {there}); name the right one with --field")
+        there = ", ".join(repr(key)[:40] for key in list(record)[:8]) or "none"
+        raise DataError(f"{where}: no field {field!r} (fields there: {there}); name the right one with --field")
     text = record[field]
     if not isinstance(text, str):
-        raise DataError(f"{where}: field {field!r} is a {type(text).__name__}, text is needed")
+        raise DataError(f"{where}: field {field!r} is of type {type(text).__name__}, text is needed")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -9,20 +9,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ascend_moe_train.data.manifest import read_manifest
 from ascend_moe_train.errors import DataError
 
 
 @contextmanager
-def staged_folder(out: Path, *, replace: bool) -> Iterator[Path]:
+def staged_folder(out: Path) -> Iterator[Path]:
     """A hidden folder beside `out` to write into; it becomes `out` when the block ends well, and goes away otherwise.
 
-    What a killed process left behind is removed. With `replace`, an `out` that is a prepared corpus gives way; any
-    other folder there is refused, so that nothing of the user's is ever deleted. Raises DataError or OSError.
+    An `out` that is there gives way: the caller has asked for that, and made sure that nothing of the user's is lost.
+    What a killed process left behind is removed. Raises DataError or OSError.
     """
     out = Path(os.path.realpath(out))
-    if occupied(out) and not (replace and out.is_dir() and read_manifest(out) is not None):
-        raise DataError(f"--out {out} exists and is no corpus that this command wrote; name another")
     made = _make_parents(out.parent)
     _remove_stale(out)
     folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))

@@ -1,0 +1,148 @@
+"""`amt data`."""
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from ascend_moe_train.data.prepare import Prepared, Progress
+
+EXIT_TERMINATED = 143  # 128 + SIGTERM, as a shell reports it
+_UPDATES_PER_STAGE = 200
+
+
+@click.group("data")
+def command() -> None:
+    """Make token shards from text, and look into them."""
+
+
+@command.command("prepare")
+@click.option(
+    "--source",
+    "sources",
+    multiple=True,
+    metavar="PATH_OR_GLOB",
+    help="Text file, folder, glob in quotes, or JSONL file (.jsonl, .ndjson: a document per line). Repeatable.",
+)
+@click.option("--corpus", metavar="NAME", help="Built-in corpus instead: python-stdlib, this Python's own library.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to make.")
+@click.option("--vocab-size", type=int, metavar="N", help="Size of the vocabulary to train; bound for a given one.")
+@click.option("--tokenizer", type=click.Path(path_type=Path), help="Use this tokenizer.json, train none.")
+@click.option("--field", default="text", show_default=True, help="The field of a JSONL line that holds the text.")
+@click.option("--valid-fraction", default=0.05, show_default=True, help="Share of documents held out; 0 for none.")
+@click.option("--force", is_flag=True, help="Replace a corpus that is there already.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, without a progress bar.")
+def prepare_command(
+    sources: tuple[str, ...],
+    corpus: str | None,
+    out: Path,
+    vocab_size: int | None,
+    tokenizer: Path | None,
+    field: str,
+    valid_fraction: float,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Tokenise text into OUT: train and valid shards, tokenizer.json, manifest.json."""
+    from ascend_moe_train.data.prepare import prepare
+
+    with _stop_cleanly(), _progress_bar(silent=as_json) as progress:
+        prepared = prepare(
+            sources=sources,
+            corpus=corpus,
+            out=out,
+            vocab_size=vocab_size,
+            tokenizer=tokenizer,
+            field=field,
+            valid_fraction=valid_fraction,
+            force=force,
+            progress=progress,
+        )
+    if as_json:
+        shown = prepared.manifest.model_dump(mode="json", exclude={"sources"})
+        click.echo(json.dumps({"out": str(out), "reused": prepared.reused} | shown, indent=2))
+    else:
+        _show_prepared(out, prepared)
+
+
+@command.command("inspect")
+@click.argument("prefix", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="As JSON: a list with one entry per prefix.")
+def inspect_command(prefix: Path, as_json: bool) -> None:
+    """Print documents, tokens and bytes of PREFIX (.bin and .idx), or of every split in a prepared folder."""
+    from ascend_moe_train.data.describe import describe
+    from ascend_moe_train.units import UNKNOWN, format_bytes
+
+    descriptions = describe(prefix)
+    if as_json:
+        click.echo(json.dumps([asdict(description) for description in descriptions], indent=2))
+        return
+    rows: list[tuple[str, ...]] = [("prefix", "documents", "sequences", "tokens", "type", "largest id", "file", "text")]
+    for one in descriptions:
+        counts = (f"{count:,}" for count in (one.documents, one.sequences, one.tokens))
+        text = UNKNOWN if one.text_bytes is None else format_bytes(one.text_bytes)
+        rows.append((one.prefix, *counts, one.token_type, f"{one.max_token_id:,}", format_bytes(one.bin_bytes), text))
+    _print_table(rows)
+
+
+def _show_prepared(out: Path, prepared: "Prepared") -> None:
+    from ascend_moe_train.units import format_bytes
+
+    manifest = prepared.manifest
+    made = "is there already, made with the same arguments: reused" if prepared.reused else "written"
+    origin = "trained here" if manifest.arguments.tokenizer_sha256 is None else "given"
+    empty = f", {manifest.empty_documents:,} empty ones left out" if manifest.empty_documents else ""
+    click.echo(
+        f"{out}: {made}. {len(manifest.sources):,} files{empty}; vocabulary of {manifest.vocab_size:,}, {origin}."
+    )
+    rows: list[tuple[str, ...]] = [("split", "documents", "tokens", "text", "bytes/token")]
+    for name, split in manifest.splits.items():
+        ratio = f"{split.bytes / split.tokens:.2f}"
+        rows.append((name, f"{split.documents:,}", f"{split.tokens:,}", format_bytes(split.bytes), ratio))
+    _print_table(rows)
+
+
+def _print_table(rows: list[tuple[str, ...]]) -> None:
+    """Columns as wide as they need, the first to the left, the others to the right, whole lines even in a pipe."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *others in rows:
+        cells = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
+        click.echo("  ".join([first.ljust(widths[0]), *cells]))
+
+
+@contextmanager
+def _progress_bar(*, silent: bool) -> Iterator["Progress"]:
+    """A bar on standard error that goes away when done; nothing when that is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True, disable=silent or not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        shown = ("", 0)
+
+        def progress(stage: str, done_bytes: int, total_bytes: int) -> None:
+            nonlocal shown
+            if stage != shown[0] or done_bytes - shown[1] >= total_bytes / _UPDATES_PER_STAGE:
+                shown = (stage, done_bytes)
+                bar.update(task, description=stage, completed=done_bytes, total=total_bytes)
+
+        yield progress
+
+
+@contextmanager
+def _stop_cleanly() -> Iterator[None]:
+    """Let SIGTERM unwind the stack, so that what is half-written is removed."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(EXIT_TERMINATED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
