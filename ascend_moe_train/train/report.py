@@ -51,7 +51,7 @@ def render(title: str, data: RunData, info: RunInfo | None, *, config: str | Non
     }
     sections = [_sample_section(sample), evaluation_table(data), _facts_section(config, info)]
     parts = {
-        "title": html.escape(_printable(title)),
+        "title": html.escape(title),
         "status": status(data, info),
         "tiles": tiles(data, info),
         "sections": "\n".join(section for section in sections if section),
@@ -62,7 +62,7 @@ def render(title: str, data: RunData, info: RunInfo | None, *, config: str | Non
         "script_hash": _policy_hash(script),
     }
     # One pass: a marker inside what is put in stays text.
-    return _MARKER.sub(lambda marker: parts[marker[1]], _asset("report.html"))
+    return _printable(_MARKER.sub(lambda marker: parts[marker[1]], _asset("report.html")))
 
 
 def _asset(name: str) -> str:
@@ -90,7 +90,7 @@ def _read_text(path: Path) -> str | None:
     except OSError as error:
         raise MetricsError(f"{path}: {error.strerror or error}") from None
     cut = "\n… (cut here)" if len(content) > MAX_TEXT_BYTES else ""
-    return _printable(content[:MAX_TEXT_BYTES].decode("utf-8", "replace")) + cut
+    return content[:MAX_TEXT_BYTES].decode("utf-8", "replace") + cut
 
 
 def _printable(text: str) -> str:

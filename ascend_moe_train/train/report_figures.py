@@ -110,7 +110,9 @@ def _volume(data: RunData) -> list[Tile]:
     if not data.step:
         return []
     skipped = f", {len(data.skipped):,} of them skipped" if data.skipped else ""
-    return [("Tokens", format_count(data.tokens), f"{len(data.step):,} steps in {format_seconds(data.seconds)}{skipped}")]
+    return [
+        ("Tokens", format_count(data.tokens), f"{len(data.step):,} steps in {format_seconds(data.seconds)}{skipped}")
+    ]
 
 
 def _speed(data: RunData, info: RunInfo | None) -> list[Tile]:
