@@ -17,7 +17,11 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 VERBS = MappingProxyType(
     {
         "data": ("ascend_moe_train.cli.data", "Make token shards from text, and look into them."),
-        "train": ("ascend_moe_train.cli.train", "Train a model; continue a run that was interrupted."),
+        "train": (
+            "ascend_moe_train.cli.train",
+            "Train the model of RUN_YAML; the same command continues a run that was interrupted.",
+        ),
+        "generate": ("ascend_moe_train.cli.generate", "Sample text from a checkpoint."),
         "config": ("ascend_moe_train.cli.config", "Show or check the configuration of a run."),
         "version": ("ascend_moe_train.cli.version", "Print the versions that a bug report needs."),
     }
