@@ -1,0 +1,258 @@
+"""Weights under Hugging Face names, and back. Pure: NumPy only.
+
+One table of rows per layout of names. To add a family, add its rows; nothing else here knows one from another.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_moe_train.config_error import nearest
+from ascend_moe_train.errors import CheckpointError
+from ascend_moe_train.model.config import ModelConfig
+from ascend_moe_train.model.counts import parameter_shapes
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """Where one of our tensors is kept in a Hugging Face model.
+
+    Ours joins the parts `theirs` along their output rows (the last axis but one). `shares` are the config fields that
+    the heights of the parts go by; empty, they are equal. A part whose name holds {expert} is one tensor per expert.
+    `transposed`: theirs are [out, in], ours [in, out].
+    """
+
+    ours: str
+    theirs: tuple[str, ...]
+    shares: tuple[str, ...] = ()
+    transposed: bool = False
+
+
+_LAYER, _THEIRS = "layers.{layer}.", "model.layers.{layer}."
+_MIXTRAL, _QWEN3 = f"{_THEIRS}block_sparse_moe.", f"{_THEIRS}mlp."
+
+_COMMON = (
+    Row(ours="embed.weight", theirs=("model.embed_tokens.weight",)),
+    Row(ours=f"{_LAYER}attn_norm.weight", theirs=(f"{_THEIRS}input_layernorm.weight",)),
+    Row(
+        ours=f"{_LAYER}attn.qkv.weight",
+        theirs=tuple(f"{_THEIRS}self_attn.{part}_proj.weight" for part in "qkv"),
+        shares=("num_heads", "num_kv_heads", "num_kv_heads"),
+    ),
+    Row(ours=f"{_LAYER}attn.out.weight", theirs=(f"{_THEIRS}self_attn.o_proj.weight",)),
+    Row(ours=f"{_LAYER}ffn_norm.weight", theirs=(f"{_THEIRS}post_attention_layernorm.weight",)),
+    Row(ours="norm.weight", theirs=("model.norm.weight",)),
+    Row(ours="head.weight", theirs=("lm_head.weight",)),
+)
+_QK_NORM = (
+    Row(ours=f"{_LAYER}attn.q_norm.weight", theirs=(f"{_THEIRS}self_attn.q_norm.weight",)),
+    Row(ours=f"{_LAYER}attn.k_norm.weight", theirs=(f"{_THEIRS}self_attn.k_norm.weight",)),
+)
+_DENSE = (
+    Row(ours=f"{_LAYER}ffn.w13.weight", theirs=(f"{_QWEN3}gate_proj.weight", f"{_QWEN3}up_proj.weight")),
+    Row(ours=f"{_LAYER}ffn.w2.weight", theirs=(f"{_QWEN3}down_proj.weight",)),
+)
+
+
+def _moe(router: str, w13: tuple[str, ...], w2: str) -> tuple[Row, ...]:
+    return (
+        Row(ours=f"{_LAYER}moe.router.weight", theirs=(router,)),
+        Row(ours=f"{_LAYER}moe.experts.w13", theirs=w13, transposed=True),
+        Row(ours=f"{_LAYER}moe.experts.w2", theirs=(w2,), transposed=True),
+    )
+
+
+LAYOUTS: Mapping[str, tuple[Row, ...]] = MappingProxyType(
+    {
+        # As published, and as transformers' save_pretrained writes.
+        "mixtral": _COMMON
+        + _moe(
+            f"{_MIXTRAL}gate.weight",
+            (f"{_MIXTRAL}experts.{{expert}}.w1.weight", f"{_MIXTRAL}experts.{{expert}}.w3.weight"),
+            f"{_MIXTRAL}experts.{{expert}}.w2.weight",
+        ),
+        "qwen3_moe": _COMMON
+        + _QK_NORM
+        + _DENSE
+        + _moe(
+            f"{_QWEN3}gate.weight",
+            (f"{_QWEN3}experts.{{expert}}.gate_proj.weight", f"{_QWEN3}experts.{{expert}}.up_proj.weight"),
+            f"{_QWEN3}experts.{{expert}}.down_proj.weight",
+        ),
+        # As transformers 5 keeps either family in memory.
+        "fused": _COMMON
+        + _QK_NORM
+        + _DENSE
+        + _moe(f"{_QWEN3}gate.weight", (f"{_QWEN3}experts.gate_up_proj",), f"{_QWEN3}experts.down_proj"),
+    }
+)
+
+_NOT_REAL = "biucSUOMm"  # kinds of NumPy dtypes; bfloat16, which NumPy has from outside, is kind V
+_MAX_COMPARED = 1000  # names searched for a likely misspelling
+# Constants, not weights, that older files carry.
+_IGNORED_ENDINGS = ("rotary_emb.inv_freq",)
+# What some files repeat of a tied model; the copy must be equal.
+_TIED_COPIES: Mapping[str, str] = MappingProxyType({"lm_head.weight": "model.embed_tokens.weight"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A part of one of our tensors: one Hugging Face tensor, or one per expert, each of `shape`."""
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One of our tensors, and what it is joined from."""
+
+    ours: str
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+    by_expert: bool
+    transposed: bool
+
+
+def from_hf(tensors: Mapping[str, Array], cfg: ModelConfig) -> dict[str, Array]:
+    """Return our tensors from those of a Hugging Face model of config `cfg`, in any of LAYOUTS; dtypes are kept.
+
+    Raises CheckpointError naming the tensor that is missing, unknown, or of the wrong shape or dtype.
+    """
+    entries = name_table(cfg, layout_of(tensors, cfg))
+    expected = {name: piece.shape for entry in entries for piece in entry.pieces for name in piece.names}
+    _check({name: tensors[name] for name in tensors if not _skipped(name, tensors, cfg)}, expected)
+    return {entry.ours: join(entry, tensors) for entry in entries}
+
+
+def to_hf(params: Mapping[str, Array], cfg: ModelConfig, layout: str) -> dict[str, Array]:
+    """Return the tensors of a Hugging Face model in `layout` (of LAYOUTS) from ours; the inverse of `from_hf`.
+
+    Raises CheckpointError naming the tensor that is missing, unknown or misshapen, or that the layout has no place for.
+    """
+    entries = name_table(cfg, layout)
+    _check(params, {entry.ours: entry.shape for entry in entries})
+    return {name: tensor for entry in entries for name, tensor in split(entry, params[entry.ours])}
+
+
+def layout_of(names: Iterable[str], cfg: ModelConfig) -> str:
+    """Return the layout with the most of `names`, among those that can hold a model of config `cfg`."""
+    present = frozenset(names)
+    homeless = {layout: _homeless(cfg, layout) for layout in LAYOUTS}
+    possible = [layout for layout in LAYOUTS if not homeless[layout]]
+    if not possible:
+        layout = min(LAYOUTS, key=lambda each: len(homeless[each]))
+        raise _no_place(homeless[layout][0], layout)
+
+    def found(layout: str) -> int:
+        entries = name_table(cfg, layout)
+        return sum(name in present for entry in entries for piece in entry.pieces for name in piece.names)
+
+    return max(possible, key=found)
+
+
+def name_table(cfg: ModelConfig, layout: str) -> list[Entry]:
+    """Return an entry for each of our tensors.
+
+    Raises CheckpointError for an unknown layout, and for a tensor that the layout has no place for.
+    """
+    if layout not in LAYOUTS:
+        raise CheckpointError(f"layout {layout!r} is unknown: must be one of {', '.join(LAYOUTS)}")
+    if homeless := _homeless(cfg, layout):
+        raise _no_place(homeless[0], layout)
+    rows = {row.ours: row for row in LAYOUTS[layout]}
+    return [_entry(rows[_pattern(ours)], ours, shape, cfg) for ours, shape in parameter_shapes(cfg).items()]
+
+
+def join(entry: Entry, tensors: Mapping[str, Array]) -> Array:
+    """Return our tensor from theirs, whose shapes are those of the entry. Raises CheckpointError for mixed dtypes."""
+    names = [name for piece in entry.pieces for name in piece.names]
+    for name in names[1:]:
+        if tensors[name].dtype != tensors[names[0]].dtype:
+            raise CheckpointError(
+                f"{name} is {tensors[name].dtype} but {names[0]} is {tensors[names[0]].dtype}: "
+                f"parts of {entry.ours} must share a dtype"
+            )
+    parts = [
+        np.stack([tensors[name] for name in piece.names]) if entry.by_expert else tensors[piece.names[0]]
+        for piece in entry.pieces
+    ]
+    whole = np.concatenate(parts, axis=-2) if len(parts) > 1 else parts[0]
+    return np.ascontiguousarray(whole.swapaxes(-1, -2)) if entry.transposed else whole
+
+
+def split(entry: Entry, tensor: Array) -> Iterator[tuple[str, Array]]:
+    """Yield (name, tensor) of each of theirs from our tensor, whose shape is that of the entry."""
+    parts = [tensor.swapaxes(-1, -2) if entry.transposed else tensor]
+    if len(entry.pieces) > 1:
+        borders = list(accumulate(piece.shape[-2] for piece in entry.pieces))[:-1]
+        parts = np.split(parts[0], borders, axis=-2)
+    for piece, part in zip(entry.pieces, parts, strict=True):
+        for name, one in zip(piece.names, part if entry.by_expert else [part], strict=True):
+            yield name, np.ascontiguousarray(one)
+
+
+def _entry(row: Row, ours: str, shape: tuple[int, ...], cfg: ModelConfig) -> Entry:
+    by_expert = "{expert}" in row.theirs[0]
+    theirs = (*shape[:-2], shape[-1], shape[-2]) if row.transposed else shape
+    one = theirs[1:] if by_expert else theirs
+    shares = [getattr(cfg, field) for field in row.shares] or [1] * len(row.theirs)
+    pieces = []
+    for pattern, share in zip(row.theirs, shares, strict=True):
+        names = [pattern.format(layer=_layer(ours), expert=e) for e in range(shape[0] if by_expert else 1)]
+        height = () if len(one) < 2 else (one[-2] * share // sum(shares),)
+        pieces.append(Piece(names=tuple(names), shape=(*one[:-2], *height, one[-1])))
+    return Entry(ours=ours, shape=shape, pieces=tuple(pieces), by_expert=by_expert, transposed=row.transposed)
+
+
+def _pattern(ours: str) -> str:
+    return re.sub(r"^layers\.\d+\.", _LAYER, ours)
+
+
+def _layer(ours: str) -> str:
+    return ours.split(".")[1]
+
+
+def _homeless(cfg: ModelConfig, layout: str) -> list[str]:
+    rows = {row.ours for row in LAYOUTS[layout]}
+    return [ours for ours in parameter_shapes(cfg) if _pattern(ours) not in rows]
+
+
+def _no_place(ours: str, layout: str) -> CheckpointError:
+    return CheckpointError(f"{ours}: Hugging Face layout '{layout}' has no place for this tensor")
+
+
+def _skipped(name: str, tensors: Mapping[str, Array], cfg: ModelConfig) -> bool:
+    if name.endswith(_IGNORED_ENDINGS):
+        return True
+    original = _TIED_COPIES.get(name)
+    if not cfg.tie_embeddings or original is None or original not in tensors:
+        return False
+    if not np.array_equal(tensors[name], tensors[original]):
+        raise CheckpointError(f"{name} differs from {original}, but the config ties them")
+    return True
+
+
+def _check(tensors: Mapping[str, Array], expected: Mapping[str, tuple[int, ...]]) -> None:
+    missing = [name for name in expected if name not in tensors]
+    unknown = [name for name in tensors if name not in expected]
+    if missing:
+        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        close = nearest(missing[0], unknown[:_MAX_COMPARED])
+        raise CheckpointError(f"{missing[0]} is missing{more}{f': {close!r} is there instead' if close else ''}")
+    if unknown:
+        raise CheckpointError(f"{unknown[0]!r} is not a tensor of this model ({len(unknown)} such)")
+    for name, shape in expected.items():
+        tensor = tensors[name]
+        if tensor.shape != shape:
+            raise CheckpointError(f"{name} has shape {list(tensor.shape)}: the config asks for {list(shape)}")
+        if tensor.dtype.kind in _NOT_REAL:
+            raise CheckpointError(f"{name} is {tensor.dtype}: a weight must be a floating-point tensor")
