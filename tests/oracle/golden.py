@@ -1,0 +1,67 @@
+"""Golden files and how to read them. scripts/make_golden.py makes them and says what they hold."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+from ascend_moe_train.checkpoint.huggingface import from_hf
+from ascend_moe_train.checkpoint.huggingface_config import model_config_from_hf
+from ascend_moe_train.model.config import ModelConfig
+
+Array = NDArray[Any]
+
+FOLDER = Path(__file__).parent.parent / "golden"
+HF_CASES = ("mixtral_tiny", "qwen3_moe_tiny")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Golden:
+    """What transformers computed, under our names and in our terms. `targets_BS` is -1 where not counted."""
+
+    config: ModelConfig
+    weights: Mapping[str, Array]
+    grads: Mapping[str, Array]
+    tokens_BS: NDArray[np.int64]
+    targets_BS: NDArray[np.int64]
+    logits_BSV: Array
+    cross_entropy: float
+    balance: float
+    """The balance loss before its coefficient."""
+    total: float
+
+
+def read_tensors(case: str) -> tuple[dict[str, Array], dict[str, str]]:
+    """Return the tensors and the metadata of a golden file."""
+    path = FOLDER / f"hf_{case}.safetensors"
+    with safe_open(path, framework="np") as file:
+        metadata = file.metadata()
+    return load_file(path), metadata
+
+
+def golden(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> Golden:
+    """Translate the content of a golden file."""
+    config = model_config_from_hf(json.loads(metadata["config"]))
+    if config.moe is None:
+        raise ValueError("a golden file of a dense model")
+    return Golden(
+        config=config,
+        weights=from_hf(_below("weight.", tensors), config),
+        grads=from_hf(_below("grad.", tensors), config),
+        tokens_BS=tensors["tokens"],
+        targets_BS=tensors["labels"],
+        logits_BSV=tensors["logits"],
+        cross_entropy=float(tensors["cross_entropy"]),
+        balance=float(tensors["aux_loss"]) / config.moe.top_k,
+        total=float(tensors["loss"]),
+    )
+
+
+def _below(prefix: str, tensors: Mapping[str, Array]) -> dict[str, Array]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
