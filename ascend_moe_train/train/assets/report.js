@@ -241,7 +241,8 @@ function legend(chart) {
     list.append(item);
   };
   if (chart.lines.length > 1 || chart.range) for (const line of chart.lines) entry(line.style, line.name);
-  if (chart.range && chart.lines.some((line) => line.low)) entry("range", chart.range);
+  const banded = chart.lines.find((line) => line.low);
+  if (banded) entry(`${banded.style} range`, chart.range || "lowest to highest step");
   if (chart.skipped && run.skipped.length) entry("skip", "step skipped");
   return list;
 }
