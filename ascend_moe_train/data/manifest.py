@@ -20,6 +20,7 @@ CORPUS_FILES = frozenset(
 MAX_MANIFEST_BYTES = 1 << 28
 
 Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
 
 
 class Arguments(Part):
@@ -44,10 +45,10 @@ class SourceRecord(Part):
 class SplitRecord(Part):
     """One split. `bytes` counts the UTF-8 text, `tokens` includes one end-of-document token per document."""
 
-    documents: Count
-    tokens: Count
-    bytes: Count
-    max_token_id: Annotated[int, Field(ge=-1)]
+    documents: Positive
+    tokens: Positive
+    bytes: Positive
+    max_token_id: Count
 
 
 class FileRecord(Part):

@@ -46,7 +46,7 @@ class Prepared:
 
 @dataclass(frozen=True, kw_only=True)
 class _Survey:
-    """The sources after one reading. A document is held out when its name's hash is below `valid_below`."""
+    """The sources after one reading. Held out is a name hash below `valid_below` with at most `valid_bytes` of text."""
 
     files: Sequence[SourceFile]
     field: str
@@ -54,13 +54,15 @@ class _Survey:
     documents: int
     empty_documents: int
     valid_below: int
+    valid_bytes: int
 
     @property
     def total_bytes(self) -> int:
         return sum(record.bytes for record in self.records)
 
     def split_of(self, document: Document) -> str:
-        return "valid" if _name_hash(document.name) < self.valid_below else "train"
+        held_out = _name_hash(document.name) < self.valid_below and len(document.text.encode()) <= self.valid_bytes
+        return "valid" if held_out else "train"
 
 
 def prepare(
@@ -79,7 +81,8 @@ def prepare(
 
     A tokenizer of `vocab_size` tokens is trained on the training split, unless one is given; `vocab_size` is then the
     bound on its ids, when named. Whole documents are held out for validation, chosen by a hash of their names: the
-    share `valid_fraction` of them, at least one. An output of the same arguments and sources is reused; any other is
+    share `valid_fraction` of them, at least one; a document larger than that share of all bytes is not, so that it does
+    not become most of the validation split. An output of the same arguments and sources is reused; any other is
     refused, or replaced with `force`. Raises DataError, and then leaves nothing behind.
     """
     if not 0 <= valid_fraction < 1:
@@ -129,7 +132,8 @@ def _survey(files: Sequence[SourceFile], field: str, valid_fraction: float, prog
     total_bytes = sum(_size_bytes(file.path) for file in files)
     records: list[SourceRecord] = []
     done_bytes = documents = empty_documents = 0
-    lowest = _HASH_RANGE
+    lowest = lowest_small = _HASH_RANGE
+    valid_bytes = int(valid_fraction * total_bytes)
     for file in files:
         end_bytes = 0
         for document in read_documents(file, field):
@@ -139,14 +143,21 @@ def _survey(files: Sequence[SourceFile], field: str, valid_fraction: float, prog
                 empty_documents += 1
                 continue
             documents += 1
-            lowest = min(lowest, _name_hash(document.name))
+            name_hash = _name_hash(document.name)
+            lowest = min(lowest, name_hash)
+            if len(document.text.encode()) <= valid_bytes:
+                lowest_small = min(lowest_small, name_hash)
         size_bytes, sha256 = _digest(file.path)
         done_bytes += size_bytes
         records.append(SourceRecord(name=_printable(file.name), bytes=size_bytes, sha256=sha256))
     if documents == 0:
         raise DataError(f"{files[0].path}: {len(files)} file(s) and no text in them")
+    valid_below = int(valid_fraction * _HASH_RANGE)
     # At least one document is held out, however small the share.
-    valid_below = 0 if valid_fraction == 0 else max(int(valid_fraction * _HASH_RANGE), lowest + 1)
+    if valid_fraction > 0 and lowest_small < _HASH_RANGE:
+        valid_below = max(valid_below, lowest_small + 1)
+    elif valid_fraction > 0:
+        valid_below, valid_bytes = lowest + 1, total_bytes
     return _Survey(
         files=files,
         field=field,
@@ -154,6 +165,7 @@ def _survey(files: Sequence[SourceFile], field: str, valid_fraction: float, prog
         documents=documents,
         empty_documents=empty_documents,
         valid_below=valid_below,
+        valid_bytes=valid_bytes,
     )
 
 
@@ -206,12 +218,6 @@ def _write(
     else:
         tokenizer, tokenizer_text = given
     splits, checksums = _write_splits(folder, survey, tokenizer, progress)
-    for split in splits:
-        if splits[split].documents == 0:
-            raise DataError(
-                f"no document is left for the {split} split, {survey.documents} in all, with valid_fraction "
-                f"{arguments.valid_fraction}; give more files, another --valid-fraction, or 0 for no validation split"
-            )
     write_synced(folder / TOKENIZER_NAME, tokenizer_text.encode())
     checksums[TOKENIZER_NAME] = hashlib.sha256(tokenizer_text.encode()).hexdigest()
     manifest = Manifest(
@@ -245,6 +251,11 @@ def _write_splits(
                 for text, ids in zip(batch, tokenizer.encode_batch(batch), strict=True):
                     text_bytes += len(text.encode())
                     writer.add([*ids, tokenizer.eod_id])
+        if writer.num_documents == 0:
+            raise DataError(
+                f"no document is left for the {split} split, {survey.documents} in all; give more files, "
+                f"another --valid-fraction, or 0 for no validation split"
+            )
         checksums |= writer.sha256
         splits[split] = SplitRecord(
             documents=writer.num_documents,

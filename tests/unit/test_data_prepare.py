@@ -109,6 +109,19 @@ def test_a_small_share_still_holds_one_document_out(texts: Path, tmp_path: Path)
     assert manifest.splits["valid"].documents == 1
 
 
+def test_a_document_larger_than_the_share_is_not_held_out(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.txt" for number in range(40)]
+    for path in paths:
+        path.write_text(f"file {path.stem}")
+    source, out = f"{tmp_path}/*.txt", tmp_path / "out"
+    before = run(source, out).manifest.splits["valid"].documents
+    held_out = read_split(out, "valid")[0]
+    (tmp_path / f"{held_out.split()[1]}.txt").write_text("large " * 1000)
+    splits = run(source, out, force=True).manifest.splits
+    assert splits["valid"].documents == before - 1
+    assert splits["train"].bytes > 6000
+
+
 def test_the_tokenizer_learns_from_the_training_split_only(tmp_path: Path) -> None:
     for number in range(6):
         (tmp_path / f"{number}.txt").write_text(f"{number}" + "abcdefgh "[number] * 2000)
