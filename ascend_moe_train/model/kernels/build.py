@@ -30,7 +30,13 @@ def library() -> Path:
     compiler = _compiler()
     command = [*compiler, *_target_flags(), *FLAGS]
     key = hashlib.sha256()
-    parts = [shlex.join(command), _version_of(compiler), importlib.metadata.version("mindspore"), str(dnnl), _processor()]
+    parts = [
+        shlex.join(command),
+        _version_of(compiler),
+        importlib.metadata.version("mindspore"),
+        str(dnnl),
+        _processor(),
+    ]
     for part in parts:
         key.update(part.encode() + b"\0")
     for source in sorted(SOURCES.iterdir()):
@@ -115,7 +121,12 @@ def _compile(command: list[str], dnnl: Path, path: Path) -> None:
 def _run(command: list[str], doing: str) -> str:
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=COMPILE_TIMEOUT_S
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=COMPILE_TIMEOUT_S,
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise NoLibraryError(f"{doing} with {command[0]}: {error}") from error

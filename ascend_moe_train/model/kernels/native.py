@@ -13,17 +13,17 @@ import numpy as np
 from mindspore import ops
 from mindspore.ops import constexpr
 
-from ascend_moe_train.model.kernels.portable import PortableKernels
+from ascend_moe_train.model.kernels.portable import PortableKernels, numbers
 
 Tensor = Any
 
 
-@constexpr  # type: ignore[untyped-decorator]  # MindSpore ships no types
+@constexpr
 def _floats(*values: float) -> Tensor:
     return ms.Tensor(np.array(values, np.float32))
 
 
-@constexpr  # type: ignore[untyped-decorator]
+@constexpr
 def _integers(*values: int) -> Tensor:
     return ms.Tensor(np.array(values, np.int32))
 
@@ -40,6 +40,9 @@ class NativeKernels(PortableKernels):
         self._rope = self._make_rope()
         self._attention = self._make_attention()
         self._swiglu = self._make_swiglu()
+        self._sort = self._operator(
+            "sort_by_expert", lambda expert, gate, options, r, e: (expert, r, e), outputs=3, dtype=ms.int32
+        )
         self._permute = self._make_permute()
         self._combine = self._make_combine()
         self._grouped_matmul = self._make_grouped_matmul()
@@ -47,13 +50,20 @@ class NativeKernels(PortableKernels):
         self._square_sum = self._operator("square_sum", lambda x: [1])
         self._adamw = self._operator("adamw", lambda *_: [1])
 
-    def _operator(self, function: str, shape: Any, gradient: Callable[..., Any] | None = None, outputs: int = 1) -> Any:
-        """The C function as an operator with fp32 results. `shape` maps input shapes to the shape of each result."""
+    def _operator(
+        self,
+        function: str,
+        shape: Any,
+        gradient: Callable[..., Any] | None = None,
+        outputs: int = 1,
+        dtype: Any = ms.float32,
+    ) -> Any:
+        """The C function as an operator. `shape` maps the shapes of the inputs to that of each result."""
 
-        def dtype(*inputs: Any) -> Any:
-            return ms.float32 if outputs == 1 else (ms.float32,) * outputs
+        def dtypes(*inputs: Any) -> Any:
+            return dtype if outputs == 1 else (dtype,) * outputs
 
-        return ops.Custom(f"{self.library}:{function}", shape, dtype, "aot", gradient)
+        return ops.Custom(f"{self.library}:{function}", shape, dtypes, "aot", gradient)
 
     def _make_embed(self) -> Any:
         backward = self._operator("embed_dw", lambda dy, token, w: w)
@@ -64,6 +74,7 @@ class NativeKernels(PortableKernels):
         return self._operator("embed", lambda token, w: [token[0], w[1]], gradient)
 
     def embed(self, token_T: Tensor, w_VD: Tensor) -> Tensor:
+        """Copies rows; the gradient is added up by ranges of the vocabulary."""
         return self._embed(token_T, w_VD)
 
     def _make_rms_norm(self) -> Any:
@@ -76,6 +87,7 @@ class NativeKernels(PortableKernels):
         return self._operator("rms_norm", lambda x, w, eps: (x, x[:-1]), gradient, outputs=2)
 
     def rms_norm(self, x_TD: Tensor, w_D: Tensor, eps: float) -> Tensor:
+        """One pass each way; 1/rms is kept for the way back."""
         return self._rms_norm(x_TD, w_D, _floats(eps))[0]
 
     def _make_rope(self) -> Any:
@@ -89,6 +101,7 @@ class NativeKernels(PortableKernels):
         return self._operator("rope", lambda x, cos, sin: x, gradient)
 
     def rope(self, x_BSHZ: Tensor, cos_BSZ: Tensor, sin_BSZ: Tensor) -> Tensor:
+        """The gradient is the rotation by the opposite angle."""
         return self._rope(x_BSHZ, cos_BSZ, sin_BSZ)
 
     def _make_attention(self) -> Any:
@@ -100,11 +113,10 @@ class NativeKernels(PortableKernels):
             dq, dk, dv = backward(dout[0], q, k, v, segment_BS, out[0], out[1])
             return dq, dk, dv, ops.zeros_like(segment_BS)
 
-        return self._operator(
-            "attention", lambda q, k, v, segment: (q, [q[0], q[2], q[1]]), gradient, outputs=2
-        )
+        return self._operator("attention", lambda q, k, v, segment: (q, [q[0], q[2], q[1]]), gradient, outputs=2)
 
     def attention(self, q_BSHZ: Tensor, k_BSGZ: Tensor, v_BSGZ: Tensor, segment_BS: Tensor) -> Tensor:
+        """Blocks of queries, without the keys that a block cannot see; the way back computes probabilities again."""
         return self._attention(q_BSHZ, k_BSGZ, v_BSGZ, segment_BS)[0]
 
     def _make_swiglu(self) -> Any:
@@ -116,17 +128,22 @@ class NativeKernels(PortableKernels):
         return self._operator("swiglu", lambda h: [h[0], h[1] // 2], gradient)
 
     def swiglu(self, h_RF: Tensor) -> Tensor:
+        """One pass each way."""
         return self._swiglu(h_RF)
 
     def sort_by_expert(
         self, expert_TK: Tensor, gate_TK: Tensor, num_experts: int, capacity: int | None, by_probability: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """A counting sort: O(N + E), and with `by_probability` a sort of each overfull expert."""
         T, K = expert_TK.shape
-        rows, limit = T * K, -1
+        rows, limit = T * K, T * K
         if capacity is not None:
             rows, limit = min(T * K, num_experts * capacity), capacity
-        sort = self._sort(rows, num_experts)
-        return sort(expert_TK, gate_TK, _integers(num_experts, limit, int(by_probability)))
+        options = _integers(limit, int(by_probability and capacity is not None))
+        # results get their shapes from those of inputs, so two inputs are there for their shape
+        return self._sort(
+            ops.stop_gradient(expert_TK), ops.stop_gradient(gate_TK), options, numbers(rows), numbers(num_experts)
+        )
 
     def _make_permute(self) -> Any:
         backward = self._operator("permute_dx", lambda dy, row: [row[0], dy[1]])
@@ -139,6 +156,7 @@ class NativeKernels(PortableKernels):
         return self._operator("permute", lambda x, row, source: [source[0], x[1]], gradient)
 
     def permute(self, x_TD: Tensor, row_TK: Tensor, source_R: Tensor) -> Tensor:
+        """Copies rows; the gradient of a token is the sum over its rows."""
         return self._permute(x_TD, row_TK, source_R)
 
     def _make_combine(self) -> Any:
@@ -153,6 +171,7 @@ class NativeKernels(PortableKernels):
         return self._operator("combine", lambda y, gate, row, source: [row[0], y[1]], gradient)
 
     def combine(self, y_RD: Tensor, gate_TK: Tensor, row_TK: Tensor, source_R: Tensor) -> Tensor:
+        """One pass each way."""
         return self._combine(y_RD, gate_TK, row_TK, source_R)
 
     def _make_grouped_matmul(self) -> Any:
@@ -171,6 +190,7 @@ class NativeKernels(PortableKernels):
         return self._operator("grouped_matmul", lambda x, w, counts: [x[0], w[2]], gradient)
 
     def grouped_matmul(self, x_RD: Tensor, w_EDF: Tensor, counts_E: Tensor) -> Tensor:
+        """Blocks of rows of one expert; a weight gradient is computed by blocks of its rows."""
         return self._grouped_matmul(x_RD, w_EDF, counts_E)
 
     def _make_cross_entropy(self) -> Any:
@@ -182,11 +202,14 @@ class NativeKernels(PortableKernels):
         return self._operator("cross_entropy", lambda logits, target: (target, target), gradient, outputs=2)
 
     def cross_entropy(self, logits_TV: Tensor, target_T: Tensor) -> Tensor:
+        """Keeps logsumexp; the gradient is one pass over the logits."""
         return self._cross_entropy(logits_TV, target_T)[0]
 
     def square_sum(self, x: Tensor) -> Tensor:
+        """Summed in fp64."""
         return self._square_sum(x)
 
     def adamw(self, state: tuple[Tensor, Tensor, Tensor], grad: Tensor, scalars: Tensor, decays: bool) -> Tensor:
+        """One pass. A scale of 0 touches nothing."""
         parameter, first, second = state
         return self._adamw(parameter, first, second, grad, scalars, _integers(int(decays)))

@@ -36,45 +36,46 @@ static int keep_largest(const int32_t *expert_N, const float *gate_N, const int6
     return KERNEL_OK;
 }
 
-/* expert (T, K) int, gate (T, K), options (3) int: experts, capacity or -1, by probability
- * -> row (T, K) int, source (R) int, counts (E) int */
-KERNEL(sort_by_expert) {
-    const int32_t *expert_N = params[0], *options = params[2];
-    int32_t *row_N = params[3], *source_R = params[4], *counts_E = params[5];
-    int64_t N = shapes[0][0] * shapes[0][1], R = shapes[4][0], E = options[0];
-    int64_t capacity = options[1] < 0 ? N : options[1];
-    int64_t *start = scratch(0, (size_t)(E + 1) * sizeof *start);
-    if (!start) return KERNEL_NO_MEMORY;
+/* Counts per expert, and with them where each expert begins. */
+static int count(const int32_t *expert_N, int64_t N, int64_t E, int64_t *start) {
     memset(start, 0, (size_t)(E + 1) * sizeof *start);
     for (int64_t n = 0; n < N; n++) {
         if (expert_N[n] < 0 || expert_N[n] >= E) return KERNEL_BAD_INPUT;
         start[expert_N[n] + 1]++;
     }
-    for (int64_t e = 0; e < E; e++) {
-        counts_E[e] = (int32_t)min_i64(start[e + 1], capacity);
-        start[e + 1] += start[e];
-    }
-    int choose = options[2] && options[1] >= 0;
-    if (choose) {
-        int status = keep_largest(expert_N, params[1], start, N, E, capacity, row_N);
-        if (status != KERNEL_OK) return status;
-    }
+    for (int64_t e = 0; e < E; e++) start[e + 1] += start[e];
+    return KERNEL_OK;
+}
+
+/* expert (T, K) int, gate (T, K), options (2) int: capacity, whether by probability; (R) and (E) int for their shape
+ * -> row (T, K) int, source (R) int, counts (E) int */
+KERNEL(sort_by_expert) {
+    const int32_t *expert_N = params[0], *options = params[2];
+    int32_t *row_N = params[5], *source_R = params[6], *counts_E = params[7];
+    int64_t N = shapes[0][0] * shapes[0][1], R = shapes[3][0], E = shapes[4][0], capacity = options[0];
+    int64_t *start = scratch(0, (size_t)(E + 1) * sizeof *start), *next = scratch(2, (size_t)E * sizeof *next);
+    if (!start || !next) return KERNEL_NO_MEMORY;
+    int status = count(expert_N, N, E, start);
+    int choose = options[1];
+    if (status == KERNEL_OK && choose) status = keep_largest(expert_N, params[1], start, N, E, capacity, row_N);
+    if (status != KERNEL_OK) return status;
     int64_t first = 0;
     for (int64_t e = 0; e < E; e++) {
-        start[e] = first;
+        counts_E[e] = (int32_t)min_i64(start[e + 1] - start[e], capacity);
+        next[e] = first;
         first += counts_E[e];
     }
-    start[E] = first;
+    if (first > R) return KERNEL_BAD_INPUT;
     for (int64_t r = first; r < R; r++) source_R[r] = -1;
-    /* start[e] runs ahead as rows are given out, so each expert's end is needed aside */
-    int64_t *end = scratch(1, (size_t)E * sizeof *end);
-    if (!end) return KERNEL_NO_MEMORY;
-    for (int64_t e = 0; e < E; e++) end[e] = start[e + 1];
+    /* rows left for each expert, in the place of where it begins */
+    for (int64_t e = 0; e < E; e++) start[e] = counts_E[e];
     for (int64_t n = 0; n < N; n++) {
         int32_t e = expert_N[n];
-        int kept = start[e] < end[e] && (!choose || row_N[n]);
-        row_N[n] = kept ? (int32_t)start[e] : -1;
-        if (kept) source_R[start[e]++] = (int32_t)n;
+        int kept = start[e] > 0 && (!choose || row_N[n]);
+        row_N[n] = kept ? (int32_t)next[e] : -1;
+        if (!kept) continue;
+        source_R[next[e]++] = (int32_t)n;
+        start[e]--;
     }
     return KERNEL_OK;
 }
@@ -122,11 +123,11 @@ KERNEL(permute_dx) {
     return KERNEL_OK;
 }
 
-/* y (R, D), gate (T, K), row (T, K) int -> (T, D) */
+/* y (R, D), gate (T, K), row (T, K) int, source (R) int (not read) -> (T, D) */
 KERNEL(combine) {
     const float *y = params[0], *gate_N = params[1];
     const int32_t *row_N = params[2];
-    float *result = params[3];
+    float *result = params[4];
     int64_t D = shapes[0][1], T = shapes[1][0], K = shapes[1][1];
 #pragma omp parallel for schedule(static)
     for (int64_t t = 0; t < T; t++) {
@@ -173,6 +174,19 @@ KERNEL(combine_grad) {
             dot += in[d] * value[d];
         }
         dgate_N[n] = dot;
+    }
+    return KERNEL_OK;
+}
+
+/* token (T) int, w (V, D) -> (T, D) */
+KERNEL(embed) {
+    const int32_t *token_T = params[0];
+    const float *w = params[1];
+    float *out = params[2];
+    int64_t T = shapes[0][0], V = shapes[1][0], D = shapes[1][1];
+    for (int64_t t = 0; t < T; t++) {
+        if (token_T[t] < 0 || token_T[t] >= V) return KERNEL_BAD_INPUT;
+        memcpy(out + t * D, w + token_T[t] * D, (size_t)D * sizeof *out);
     }
     return KERNEL_OK;
 }

@@ -1,0 +1,207 @@
+"""Every kernel of every kernel set against fp64 oracles: results, gradients, odd sizes, bad numbers, equal bits.
+
+All kernels of a set run in one compiled graph per case, because compiling is most of the time.
+"""
+
+import os
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+os.environ.setdefault("GLOG_v", "3")
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import nn, ops
+
+from ascend_moe_train.errors import TrainingError
+from ascend_moe_train.model.kernels.select import choose
+from tests.kernel_checks import CASES, CHECKS, Array, Case, Check, dispatched, normal, places, routing
+from tests.oracle.differences import relative_error
+
+TOLERANCE = 1e-5
+SETS = ("portable", "native")
+
+
+class OneKernel(nn.Cell):
+    """One kernel with its constant arguments."""
+
+    def __init__(self, kernels: Any, name: str, constants: tuple[Any, ...]) -> None:
+        super().__init__()
+        self.kernel, self.constants = getattr(kernels, name), constants
+
+    def construct(self, inputs: Any) -> Any:
+        return self.kernel(*inputs, *self.constants)
+
+
+class Results(nn.Cell):
+    """The results of all kernels, each from its own inputs."""
+
+    def __init__(self, kernels: Any, checks: dict[str, Check]) -> None:
+        super().__init__()
+        self.kernels = nn.CellList([OneKernel(kernels, name, check.constants) for name, check in checks.items()])
+
+    def construct(self, inputs: Any) -> Any:
+        return tuple([self.kernels[i](inputs[i]) for i in range(len(self.kernels))])
+
+
+class AllKernels(nn.Cell):
+    """Results and gradients of every check, and what `sort_by_expert` and `square_sum` give."""
+
+    def __init__(self, kernels: Any, case: Case, checks: dict[str, Check]) -> None:
+        super().__init__()
+        self.kernels = kernels
+        self.sort_options = (case.E, case.capacity, case.by_probability)
+        self.results = Results(kernels, checks)
+        self.gradients = ops.GradOperation(sens_param=True)
+
+    def construct(self, inputs: Any, weights: Any, expert_TK: Any, gate_TK: Any) -> Any:
+        E, capacity, by_probability = self.sort_options
+        placed = self.kernels.sort_by_expert(expert_TK, gate_TK, E, capacity, by_probability)
+        results = self.results(inputs)
+        gradients = self.gradients(self.results)(inputs, weights)
+        return results, gradients, placed, self.kernels.square_sum(inputs[0][0])
+
+
+def chosen(name: str) -> Any:
+    ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU")
+    try:
+        return choose("cpu", name)
+    except TrainingError as reason:
+        pytest.skip(str(reason))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What a compiled graph gave, by kernel."""
+
+    results: dict[str, Array]
+    gradients: dict[str, tuple[Array, ...]]
+    placed: tuple[Array, ...]
+    square_sum: Array
+
+    def bits(self) -> list[bytes]:
+        gradients = [gradient for each in self.gradients.values() for gradient in each]
+        return [x.tobytes() for x in (*self.results.values(), *gradients, *self.placed, self.square_sum)]
+
+
+@cache
+def graph(kernel_set: str, case_name: str) -> tuple[dict[str, Check], AllKernels]:
+    case = CASES[case_name]
+    checks = {name: check(case) for name, check in CHECKS.items()}
+    return checks, AllKernels(chosen(kernel_set), case, checks)
+
+
+def run(kernel_set: str, case_name: str, poison: float | None = None) -> Run:
+    """Run the graph, with `poison` in one place of every floating input if given."""
+    checks, net = graph(kernel_set, case_name)
+    inputs = [[x.copy() for x in check.inputs] for check in checks.values()]
+    if poison is not None:
+        for x in (x for each in inputs for x in each if x.dtype == np.float32):
+            x.reshape(-1)[x.size // 4] = poison
+    results, gradients, placed, square_sum = net(
+        ms.mutable(tuple(tuple(ms.Tensor(x) for x in each) for each in inputs)),
+        ms.mutable(tuple(ms.Tensor(check.weight) for check in checks.values())),
+        *(ms.Tensor(x) for x in routing(CASES[case_name])),
+    )
+    return Run(
+        results={name: results[i].asnumpy().copy() for i, name in enumerate(checks)},
+        gradients={
+            name: tuple(gradients[i][j].asnumpy().copy() for j in check.wrt)
+            for i, (name, check) in enumerate(checks.items())
+        },
+        placed=tuple(x.asnumpy().copy() for x in placed),
+        square_sum=square_sum.asnumpy().copy(),
+    )
+
+
+@cache
+def clean_run(kernel_set: str, case_name: str) -> Run:
+    return run(kernel_set, case_name)
+
+
+@pytest.mark.parametrize("kernel", CHECKS)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("kernel_set", SETS)
+def test_result_and_gradients_equal_the_oracle(kernel_set: str, case: str, kernel: str) -> None:
+    check, found = graph(kernel_set, case)[0][kernel], clean_run(kernel_set, case)
+    assert relative_error(found.results[kernel], check.result) < TOLERANCE
+    assert len(found.gradients[kernel]) == len(check.gradients)
+    for gradient, expected in zip(found.gradients[kernel], check.gradients, strict=True):
+        assert relative_error(gradient, expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("kernel_set", SETS)
+def test_assignments_are_placed_as_the_oracle_places_them(kernel_set: str, case: str) -> None:
+    row, source, counts = clean_run(kernel_set, case).placed
+    expected_row, expected_source = places(CASES[case])
+    np.testing.assert_array_equal(row, expected_row)
+    np.testing.assert_array_equal(source, expected_source)
+    np.testing.assert_array_equal(counts, dispatched(CASES[case]).count_E)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("kernel_set", SETS)
+def test_square_sum(kernel_set: str, case: str) -> None:
+    x = next(iter(graph(kernel_set, case)[0].values())).inputs[0].astype(np.float64)
+    assert relative_error(clean_run(kernel_set, case).square_sum, np.array([(x * x).sum()])) < TOLERANCE
+
+
+@pytest.mark.parametrize("kernel_set", SETS)
+def test_same_input_gives_the_same_bits(kernel_set: str) -> None:
+    for case in CASES:
+        assert run(kernel_set, case).bits() == clean_run(kernel_set, case).bits()
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+@pytest.mark.parametrize("kernel_set", SETS)
+def test_bad_numbers_are_never_lost(kernel_set: str, poison: float) -> None:
+    with np.errstate(invalid="ignore"):
+        found = run(kernel_set, "odd sizes, idle expert", poison)
+    for name, result in found.results.items():
+        assert not np.isfinite(result).all(), f"{name} lost it in the result"
+    for name, gradients in found.gradients.items():
+        if name in ("embed", "permute", "rope"):
+            continue  # linear in their only floating input: their gradients do not depend on it
+        for gradient in gradients:
+            assert not np.isfinite(gradient).all(), f"{name} lost it in a gradient"
+    assert not np.isfinite(found.square_sum).all()
+
+
+class Update(nn.Cell):
+    """One AdamW update of one parameter."""
+
+    def __init__(self, kernels: Any, size: int) -> None:
+        super().__init__()
+        self.kernels = kernels
+        self.weight, self.first, self.second = (
+            ms.Parameter(ms.Tensor(np.abs(normal((size,), seed))), name=name)
+            for seed, name in ((31, "weight"), (32, "first"), (33, "second"))
+        )
+
+    def construct(self, grad: Any, scalars: Any) -> Any:
+        return self.kernels.adamw((self.weight, self.first, self.second), grad, scalars, True)
+
+    def state(self) -> list[Array]:
+        return [x.asnumpy().copy() for x in (self.weight, self.first, self.second)]
+
+
+@pytest.mark.parametrize("kernel_set", SETS)
+def test_adamw_updates_in_place_and_a_skipped_step_changes_no_bit(kernel_set: str) -> None:
+    lr, beta1, beta2, eps, decay, scale = 1e-2, 0.9, 0.95, 1e-8, 3e-3, 0.25
+    update, grad = Update(chosen(kernel_set), 1003), normal((1003,), 34)
+    weight, first, second = (x.astype(np.float64) for x in update.state())
+    live = np.array([lr, beta1, beta2, 1 - beta1, 1 - beta2, eps, decay, scale], np.float32)
+    update(ms.Tensor(grad), ms.Tensor(live)).asnumpy()
+    g = grad.astype(np.float64) * scale
+    first, second = beta1 * first + (1 - beta1) * g, beta2 * second + (1 - beta2) * g * g
+    expected = weight - lr * first / (np.sqrt(second) + eps) - decay * weight, first, second
+    after = update.state()
+    for found, wanted in zip(after, expected, strict=True):
+        assert relative_error(found, wanted) < TOLERANCE
+    keep = np.array([0, 1, 1, 0, 0, 1, 0, 0], np.float32)
+    grad[:3] = np.nan, np.inf, -np.inf
+    update(ms.Tensor(grad), ms.Tensor(keep)).asnumpy()
+    assert [x.tobytes() for x in update.state()] == [x.tobytes() for x in after]
