@@ -12,7 +12,8 @@ Each file tests/golden/hf_<case>.safetensors holds, in fp32 from a computation i
     logits          (B, S, V)
     cross_entropy, aux_loss, loss    loss = cross_entropy + router_aux_loss_coef * aux_loss
 
-and as metadata `config` (the model's config.json), `transformers` and `torch` (their versions).
+and as metadata one entry, `made_of` (several would be written in random order): JSON of `config` (the model's
+config.json), `transformers` and `torch` (their versions).
 """
 
 import json
@@ -85,12 +86,12 @@ def compute(family: str, options: Mapping[str, Any]) -> tuple[dict[str, torch.Te
                 parameter.add_(0.3 * torch.randn_like(parameter))
     tensors = {f"weight.{name}": value for name, value in _published(model).items()}
     tensors |= _run(model.double())
-    metadata = {
-        "config": json.dumps(model.config.to_dict(), sort_keys=True),
+    made_of = {
+        "config": model.config.to_dict(),
         "transformers": transformers.__version__,
         "torch": torch.__version__,
     }
-    return {name: _stored(value) for name, value in tensors.items()}, metadata
+    return {name: _stored(value) for name, value in tensors.items()}, {"made_of": json.dumps(made_of, sort_keys=True)}
 
 
 def _published(model: Any) -> dict[str, torch.Tensor]:

@@ -47,7 +47,7 @@ def read_tensors(case: str) -> tuple[dict[str, Array], dict[str, str]]:
 
 def golden(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> Golden:
     """Translate the content of a golden file."""
-    config = model_config_from_hf(json.loads(metadata["config"]))
+    config = model_config_from_hf(json.loads(metadata["made_of"])["config"])
     if config.moe is None:
         raise ValueError("a golden file of a dense model")
     return Golden(

@@ -237,7 +237,7 @@ def test_names_by_hand() -> None:
 def test_golden_weights_return_to_the_published_names_and_bytes(case: str) -> None:
     tensors, metadata = read_tensors(case)
     reference = golden(tensors, metadata)
-    layout = json.loads(metadata["config"])["model_type"]
+    layout = json.loads(metadata["made_of"])["config"]["model_type"]
     back = to_hf(reference.weights, reference.config, layout)
     published = {name.removeprefix("weight."): t for name, t in tensors.items() if name.startswith("weight.")}
     assert back.keys() == published.keys()
