@@ -207,18 +207,29 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
 
 
 KILLED = """
-import os, signal, sys
-from pathlib import Path
-from ascend_moe_train.data import prepare as module
-module.write_synced = lambda path, data: os.kill(os.getpid(), signal.SIGKILL)
-module.prepare(sources=[sys.argv[1]], out=Path(sys.argv[2]), vocab_size=280, valid_fraction=0.25)
+import os, sys
+from ascend_moe_train.cli.main import main
+from ascend_moe_train.data import prepare
+number, source, out = sys.argv[1:]
+prepare.write_synced = lambda path, data: os.kill(os.getpid(), int(number))
+main(["data", "prepare", "--source", source, "--out", out, "--vocab-size", "280", "--valid-fraction", "0.25"])
 """
+
+
+def killed_run(number: signal.Signals, texts: Path, out: Path) -> int:
+    """The exit code of a preparation that gets a signal just before its output is complete."""
+    arguments = [sys.executable, "-c", KILLED, str(number.value), str(texts), str(out)]
+    return subprocess.run(arguments, check=False).returncode
+
+
+def test_a_termination_removes_what_was_half_written(texts: Path, tmp_path: Path) -> None:
+    assert killed_run(signal.SIGTERM, texts, tmp_path / "made" / "out") == 143
+    assert [path.name for path in tmp_path.iterdir()] == ["texts"]
 
 
 def test_after_a_kill_the_output_is_absent_and_the_next_run_cleans_up(texts: Path, tmp_path: Path) -> None:
     out = tmp_path / "made" / "out"
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(texts), str(out)], check=False)
-    assert killed.returncode == -signal.SIGKILL
+    assert killed_run(signal.SIGKILL, texts, out) == -signal.SIGKILL
     assert not out.exists()
     assert len(list(out.parent.iterdir())) == 1
     assert not run(texts, out).reused
