@@ -25,8 +25,6 @@ corpora/stdlib/manifest.json: | $(STAMP)
 
 demo: $(STAMP) corpora/stdlib/manifest.json
 	$(BIN)/amt train examples/demo.yaml
-	$(BIN)/amt generate --checkpoint runs/demo/checkpoints --prompt "def " --out runs/demo/sample.txt
-	@echo "Report: $(CURDIR)/runs/demo/report.html"
 
 test: $(STAMP)
 	$(BIN)/python -m pytest

@@ -11,7 +11,7 @@ from ascend_moe_train.model.layers import Linear, RMSNorm
 Tensor = Any
 
 
-class Attention(nn.Cell):  # type: ignore[misc]
+class Attention(nn.Cell):
     """Grouped-query attention (Ainslie et al., 2023): (B*S, D) -> (B*S, D).
 
     q, k and v come from one matrix. With `qk_norm: head`, each head of q and k is normalised before the rotation

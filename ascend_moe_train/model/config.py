@@ -11,7 +11,10 @@ NonNegativeFloat = Annotated[float, Field(ge=0)]
 
 
 class RopeConfig(Part):
-    """Rotary position embedding (Su et al., 2021); `linear` scaling divides positions by `factor` (Chen et al., 2023)."""
+    """Rotary position embedding (Su et al., 2021).
+
+    `linear` scaling divides positions by `factor` (Chen et al., 2023).
+    """
 
     theta: Annotated[float, Field(gt=0)] = 10000.0
     scaling: Literal["none", "linear"] = "none"

@@ -18,7 +18,7 @@ Tensor = Any
 DispatchMeta = tuple[Tensor, Tensor, Tensor]
 
 
-@constexpr  # type: ignore[untyped-decorator]  # MindSpore ships no types
+@constexpr
 def expert_capacity(capacity_factor: float, num_tokens: int, top_k: int, num_experts: int) -> int:
     """Rows that one expert may hold: ceil(capacity_factor * T * K / E)."""
     return math.ceil(capacity_factor * num_tokens * top_k / num_experts)

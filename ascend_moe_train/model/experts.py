@@ -11,7 +11,7 @@ from ascend_moe_train.model.layers import empty
 Tensor = Any
 
 
-class GroupedExperts(nn.Cell):  # type: ignore[misc]
+class GroupedExperts(nn.Cell):
     """E SwiGLU feed-forwards over tokens in expert order: (R, D), rows per expert (E,) -> (R, D)."""
 
     def __init__(self, hidden: int, config: MoEConfig, kernels: Kernels) -> None:

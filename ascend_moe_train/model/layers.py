@@ -9,6 +9,7 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 from mindspore import nn
+from numpy.typing import NDArray
 
 from ascend_moe_train.model.kernels.protocol import Kernels
 
@@ -20,7 +21,7 @@ def empty(*shape: int) -> ms.Parameter:
     return ms.Parameter(ms.Tensor(np.zeros(shape, np.float32)))
 
 
-class Linear(nn.Cell):  # type: ignore[misc]  # MindSpore ships no types, so its classes are Any
+class Linear(nn.Cell):
     """x W^T without bias: (T, D) -> (T, F)."""
 
     def __init__(self, inner: int, outer: int, kernels: Kernels) -> None:
@@ -32,7 +33,7 @@ class Linear(nn.Cell):  # type: ignore[misc]  # MindSpore ships no types, so its
         return self.kernels.matmul(x_TD, self.weight)
 
 
-class RMSNorm(nn.Cell):  # type: ignore[misc]
+class RMSNorm(nn.Cell):
     """Root-mean-square norm over the last dim, with a weight."""
 
     def __init__(self, size: int, eps: float, kernels: Kernels) -> None:
@@ -45,7 +46,7 @@ class RMSNorm(nn.Cell):  # type: ignore[misc]
         return self.kernels.rms_norm(x_TD, self.weight, self.eps)
 
 
-class Embedding(nn.Cell):  # type: ignore[misc]
+class Embedding(nn.Cell):
     """Token numbers to vectors: (T,) -> (T, D)."""
 
     def __init__(self, vocab_size: int, hidden: int, kernels: Kernels) -> None:
@@ -57,7 +58,7 @@ class Embedding(nn.Cell):  # type: ignore[misc]
         return self.kernels.embed(token_T, self.weight)
 
 
-class FeedForward(nn.Cell):  # type: ignore[misc]
+class FeedForward(nn.Cell):
     """SwiGLU (Shazeer, 2020): w2(silu(w1 x) * w3 x), with w1 and w3 as one matrix: (T, D) -> (T, D)."""
 
     def __init__(self, hidden: int, ffn: int, kernels: Kernels) -> None:
@@ -70,7 +71,7 @@ class FeedForward(nn.Cell):  # type: ignore[misc]
         return self.w2(self.kernels.swiglu(self.w13(x_TD)))
 
 
-def initial_value(name: str, shape: tuple[int, ...], *, std: float, num_layers: int, seed: int) -> np.ndarray:
+def initial_value(name: str, shape: tuple[int, ...], *, std: float, num_layers: int, seed: int) -> NDArray[np.float32]:
     """Weights to start from, a pure function of (seed, name), so that no layout or order changes them.
 
     Norms are 1. Matrices are normal with `std`; those that write into the residual stream are smaller by
@@ -81,5 +82,5 @@ def initial_value(name: str, shape: tuple[int, ...], *, std: float, num_layers: 
     generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
     into_residual = name.endswith((".out.weight", ".w2.weight", ".w2"))
     scale = std / np.sqrt(2 * num_layers) if into_residual else std
-    values: np.ndarray = generator.standard_normal(shape, np.float32) * np.float32(scale)
+    values: NDArray[np.float32] = generator.standard_normal(shape, np.float32) * np.float32(scale)
     return values

@@ -14,7 +14,7 @@ from ascend_moe_train.model.router import Router
 Tensor = Any
 
 
-class MoE(nn.Cell):  # type: ignore[misc]
+class MoE(nn.Cell):
     """(T, D) -> (T, D), and the router's figures: probability_BSE, z_loss (1,), counts_BE, dropped (1,)."""
 
     def __init__(self, hidden: int, config: MoEConfig, layer: int, kernels: Kernels) -> None:

@@ -1,11 +1,14 @@
 """Rotary position embedding: tables made once, rows gathered by position. Shape letters: see kernels/protocol.py."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ascend_moe_train.model.config import RopeConfig
 
 
-def rope_tables(rope: RopeConfig, head_size: int, num_positions: int) -> tuple[np.ndarray, np.ndarray]:
+def rope_tables(
+    rope: RopeConfig, head_size: int, num_positions: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """cos and sin of position * theta^(-2i/Z): two (num_positions, Z/2) fp32 arrays (Su et al., 2021, section 3.4.2).
 
     Linear scaling divides positions by `factor` (Chen et al., 2023). Angles are computed in fp64: in fp32 they lose

@@ -28,7 +28,7 @@ def uniform_noise(shape: tuple[int, ...], seed: Tensor, amplitude: Tensor) -> Te
     return ops.reshape(1.0 - amplitude + 2.0 * amplitude * unit, shape)
 
 
-class Router(nn.Cell):  # type: ignore[misc]
+class Router(nn.Cell):
     """Token-choice top-k router, in fp32 whatever the activations are.
 
     `jitter` multiplies its input by noise (Switch Transformer, appendix C), unless noise_seed is negative.
@@ -95,7 +95,7 @@ class Router(nn.Cell):  # type: ignore[misc]
 
 def balance_loss(counts_BE: Tensor, probability_BSE: Tensor, top_k: int, per_sequence: bool) -> Tensor:
     """E * sum_e f_e P_e (Switch Transformer: Fedus et al., 2022, eq. 4), over the batch or the mean over sequences."""
-    B, S, E = probability_BSE.shape
+    _, S, E = probability_BSE.shape
     share_BE = ops.stop_gradient(ops.cast(counts_BE, ms.float32)) / (S * top_k)
     mean_BE = ops.mean(probability_BSE, 1)
     if per_sequence:

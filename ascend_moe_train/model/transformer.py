@@ -16,7 +16,7 @@ from ascend_moe_train.model.router import balance_loss
 Tensor = Any
 
 
-class Block(nn.Cell):  # type: ignore[misc]
+class Block(nn.Cell):
     """Pre-norm decoder block: attention, then experts or one dense feed-forward."""
 
     def __init__(self, config: ModelConfig, layer: int, kernels: Kernels) -> None:
@@ -25,7 +25,7 @@ class Block(nn.Cell):  # type: ignore[misc]
         self.attn = Attention(config, kernels)
         self.ffn_norm = RMSNorm(config.hidden, config.norm_eps, kernels)
         self.is_moe = config.is_moe(layer)
-        if self.is_moe:
+        if config.moe is not None and self.is_moe:
             self.moe = MoE(config.hidden, config.moe, layer, kernels)
         else:
             self.ffn = FeedForward(config.hidden, config.ffn, kernels)
@@ -41,7 +41,7 @@ class Block(nn.Cell):  # type: ignore[misc]
         return x_TD + self.ffn(h_TD), ()
 
 
-class Transformer(nn.Cell):  # type: ignore[misc]
+class Transformer(nn.Cell):
     """Tokens to next-token loss. Weights are zero until `initialize` or a checkpoint fills them."""
 
     def __init__(self, config: ModelConfig, kernels: Kernels, num_positions: int) -> None:
@@ -58,12 +58,17 @@ class Transformer(nn.Cell):  # type: ignore[misc]
             self.head = Linear(config.hidden, config.vocab_size, kernels)
         cos, sin = rope_tables(config.rope, config.head_size, num_positions)
         self.cos_table, self.sin_table = ms.Tensor(cos), ms.Tensor(sin)
-        for name, parameter in self.parameters_and_names():
-            parameter.name = name
+
+    def weights(self) -> list[tuple[str, Any]]:
+        """Name and parameter of every weight, in the order of `counts.parameter_shapes`.
+
+        The names are places in this model; a parameter's own `name` changes with the cell that holds the model.
+        """
+        return list(self.parameters_and_names())
 
     def initialize(self, seed: int) -> None:
         """Fill every weight from (seed, its name)."""
-        for name, parameter in self.parameters_and_names():
+        for name, parameter in self.weights():
             num_layers = len(self.layers)
             value = initial_value(name, parameter.shape, std=self.init_std, num_layers=num_layers, seed=seed)
             parameter.set_data(ms.Tensor(value))
@@ -112,8 +117,8 @@ class Transformer(nn.Cell):  # type: ignore[misc]
     ) -> tuple[Tensor, ...]:
         """-> total loss (1,), and without gradient: summed cross entropy * loss_weight[0], aux, z, counts_LE, dropped.
 
-        A negative noise_seed (1,) switches the router's jitter off. loss_weight (2,) is (1 / counted tokens of the step, 1 / micro-batches of the step), so that losses and
-        gradients of micro-batches add up.
+        A negative noise_seed (1,) switches the router's jitter off. loss_weight (2,) is (1 / counted tokens of the
+        step, 1 / micro-batches of the step), so that losses and gradients of micro-batches add up.
         """
         x_TD, routed, _ = self.hidden_states(tokens_BS, segment_BS, position_BS, noise_seed)
         loss_T = self.kernels.cross_entropy(self.logits(x_TD), ops.reshape(targets_BS, (-1,)))

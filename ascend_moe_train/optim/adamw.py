@@ -27,31 +27,32 @@ def step_factors(config: OptimConfig, lr: float, updates: int) -> tuple[float, f
     return lr * root / (1.0 - config.beta1**updates), config.eps * root, lr * config.weight_decay
 
 
-class AdamW(nn.Cell):  # type: ignore[misc]  # MindSpore ships no types, so its classes are Any
-    """Updates `parameters` in place from gradients.
+class AdamW(nn.Cell):
+    """Updates `weights` in place from gradients.
 
-    construct(grads, loss (1,), control (5,)) -> (grad_norm (1,), applied (1,), square_P). control is (lr, eps, decay) of
-    `step_factors`, the loss scale that gradients carry, and the highest loss that is no spike. A step whose loss or
+    construct(grads, loss (1,), control (5,)) -> (grad_norm (1,), applied (1,), square_P). control is (lr, eps, decay)
+    of `step_factors`, the loss scale that gradients carry, and the highest loss that is no spike. A step whose loss or
     norm is not finite, or whose loss is above that limit, leaves weights and moments bit for bit as they were.
     """
 
-    def __init__(self, parameters: list[Any], config: OptimConfig, kernels: Kernels) -> None:
+    def __init__(self, weights: list[tuple[str, Any]], config: OptimConfig, kernels: Kernels) -> None:
         super().__init__()
         self.kernels = kernels
-        self.weights = ms.ParameterTuple(parameters)
-        self.first = self._moments(parameters, "first")
-        self.second = self._moments(parameters, "second")
-        self.decays = tuple(len(p.shape) > 1 for p in parameters)
+        self.names = tuple(name for name, _ in weights)
+        self.weights = ms.ParameterTuple([parameter for _, parameter in weights])
+        self.first = self._moments(weights, "first")
+        self.second = self._moments(weights, "second")
+        self.decays = tuple(len(parameter.shape) > 1 for _, parameter in weights)
         self.betas = ms.Tensor(np.array([config.beta1, config.beta2, 1 - config.beta1, 1 - config.beta2], np.float32))
         self.keep = ms.Tensor(np.array([0, 1, 1, 0, 0, 1, 0, 0], np.float32))
         self.clip_norm = config.clip_norm if config.clip_norm is not None else math.inf
 
     @staticmethod
-    def _moments(parameters: list[Any], kind: str) -> Any:
+    def _moments(weights: list[tuple[str, Any]], kind: str) -> Any:
         return ms.ParameterTuple(
             [
-                ms.Parameter(ms.Tensor(np.zeros(p.shape, np.float32)), name=f"{kind}.{p.name}", requires_grad=False)
-                for p in parameters
+                ms.Parameter(ms.Tensor(np.zeros(p.shape, np.float32)), name=f"{kind}.{name}", requires_grad=False)
+                for name, p in weights
             ]
         )
 

@@ -14,7 +14,7 @@ from ascend_moe_train.train.step import batch_tensors
 Tensor = Any
 
 
-class _LossSum(nn.Cell):  # type: ignore[misc]
+class _LossSum(nn.Cell):
     """Summed cross entropy of a micro-batch: (1,)."""
 
     def __init__(self, model: Transformer) -> None:

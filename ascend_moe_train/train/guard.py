@@ -37,8 +37,8 @@ def remember_loss(config: GuardConfig, state: TrainingState, loss: float) -> tup
     return (*state.recent_losses, loss)[-config.spike_window :]
 
 
-class _Probe(nn.Cell):  # type: ignore[misc]
-    """Whether the embedding, each block's output, the last norm and the logits are finite: (L + 3,) fp32, 1 = finite."""
+class _Probe(nn.Cell):
+    """Which of embedding, each block's output, last norm and logits are finite: (L + 3,) fp32, 1 = finite."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -46,10 +46,8 @@ class _Probe(nn.Cell):  # type: ignore[misc]
 
     def construct(self, tokens_BS: Tensor, segment_BS: Tensor, position_BS: Tensor, noise_seed: Tensor) -> Tensor:
         x_TD, _, trail = self.model.hidden_states(tokens_BS, segment_BS, position_BS, noise_seed)
-        flags = []
-        for x in (*trail, x_TD, self.model.logits(x_TD)):
-            flags.append(ops.reshape(ops.cast(ops.isfinite(ops.cast(x, ms.float32)).all(), ms.float32), (1,)))
-        return ops.concat(flags)
+        seen = (*trail, x_TD, self.model.logits(x_TD))
+        return ops.concat([ops.reshape(ops.cast(ops.isfinite(x).all(), ms.float32), (1,)) for x in seen])
 
 
 def find_origin(model: Transformer, batch: Batch, result: StepResult, noise_seed: int) -> str:
@@ -57,7 +55,7 @@ def find_origin(model: Transformer, batch: Batch, result: StepResult, noise_seed
 
     Runs the forward pass once more, with the weights that the failed step left as they were.
     """
-    named = [(parameter.name, parameter) for parameter in model.trainable_params()]
+    named = model.weights()
     for name, parameter in named:
         if not np.isfinite(parameter.asnumpy()).all():
             return f"weight {name}"

@@ -89,7 +89,9 @@ def _write_facts(config: RunConfig, run_dir: Path, peak: float | None, source: s
 def _records(config: RunConfig, run_dir: Path, first_step: int, view: View) -> Iterator[Callable[[Record], None]]:
     """Where records go: the screen, metrics.jsonl, TensorBoard."""
     with ExitStack() as stack:
-        writers = [stack.enter_context(JsonlWriter(run_dir / "metrics.jsonl", first_step=first_step))]
+        writers: list[JsonlWriter | TensorBoardWriter] = [
+            stack.enter_context(JsonlWriter(run_dir / "metrics.jsonl", first_step=first_step))
+        ]
         if config.run.tensorboard:
             writers.append(stack.enter_context(TensorBoardWriter(run_dir / "tensorboard", first_step=first_step)))
 

@@ -1,10 +1,11 @@
 """Training state to checkpoints and back: which tensors, under which names, and whether they fit the run."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ascend_moe_train.checkpoint import store
 from ascend_moe_train.config import RunConfig, run_to_dict
@@ -14,16 +15,15 @@ from ascend_moe_train.optim.adamw import AdamW
 from ascend_moe_train.train.session import copy_into
 from ascend_moe_train.train.state import TrainingState
 
-MODEL = "model."
+MODEL, FIRST, SECOND = "model.", "optim.first.", "optim.second."
 # What a run may not change between two starts: the numbers would no longer be those of one unbroken run.
 FIXED = ("model", "data.train", "data.seq_len", "data.reset_attention", "batch.global_sequences", "run.seed",
     "run.precision")  # fmt: skip
 
 
-def collect(model: Transformer, optimizer: AdamW) -> dict[str, np.ndarray]:
+def collect(model: Transformer, optimizer: AdamW) -> dict[str, NDArray[np.float32]]:
     """Copies of all weights and moments by name."""
-    tensors = {MODEL + p.name: p for p in model.trainable_params()}
-    tensors |= {p.name: p for p in (*optimizer.first, *optimizer.second)}
+    tensors = dict(_named(MODEL, model.weights())) | dict(_moments(optimizer))
     # asnumpy is the parameter's own memory, which later steps change
     return {name: np.array(p.asnumpy(), copy=True) for name, p in tensors.items()}
 
@@ -45,16 +45,27 @@ def restore(
         return TrainingState()
     checkpoint, tensors = found
     _check_same_run(checkpoint, config, note)
-    fill(model.trainable_params(), tensors, MODEL, checkpoint.path)
-    fill((*optimizer.first, *optimizer.second), tensors, "", checkpoint.path)
+    fill(model.weights(), tensors, MODEL, checkpoint.path)
+    fill(_moments(optimizer), tensors, "", checkpoint.path)
     note(f"continuing from {checkpoint.path}")
     return TrainingState.from_meta(checkpoint.meta, str(checkpoint.path))
 
 
-def fill(parameters: Any, tensors: Mapping[str, np.ndarray], prefix: str, path: Path) -> None:
+def _named(prefix: str, weights: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    return [(prefix + name, parameter) for name, parameter in weights]
+
+
+def _moments(optimizer: AdamW) -> list[tuple[str, Any]]:
+    first = zip(optimizer.names, optimizer.first, strict=True)
+    second = zip(optimizer.names, optimizer.second, strict=True)
+    return _named(FIRST, first) + _named(SECOND, second)
+
+
+def fill(
+    weights: Iterable[tuple[str, Any]], tensors: Mapping[str, NDArray[np.float32]], prefix: str, path: Path
+) -> None:
     """Copies tensors into parameters by name. Raises CheckpointError naming a tensor that is missing or misshapen."""
-    for parameter in parameters:
-        name = prefix + parameter.name
+    for name, parameter in _named(prefix, weights):
         if name not in tensors:
             raise CheckpointError(f"{path}: tensor {name!r} is missing")
         value = tensors[name]

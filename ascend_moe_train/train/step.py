@@ -1,4 +1,7 @@
-"""One optimizer step as compiled graphs: forward, backward, clip, update. Shape letters: see model/kernels/protocol.py."""
+"""One optimizer step as compiled graphs: forward, backward, clip, update.
+
+Shape letters: see model/kernels/protocol.py.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,6 +9,7 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 from mindspore import nn, ops
+from numpy.typing import NDArray
 
 from ascend_moe_train.data.loader import Batch
 from ascend_moe_train.model.transformer import Transformer
@@ -26,11 +30,11 @@ class StepResult:
     grad_norm: float
     applied: bool
     num_dropped: int
-    counts_LE: np.ndarray
-    square_P: np.ndarray
+    counts_LE: NDArray[np.int64]
+    square_P: NDArray[np.float64]
 
 
-class _Gradients(nn.Cell):  # type: ignore[misc]
+class _Gradients(nn.Cell):
     """Model inputs -> (figures, gradients); the gradients carry the loss scale.
 
     Inputs are separate arguments: MindSpore takes a tuple of tensors for a constant and compiles anew at every call.
@@ -50,7 +54,7 @@ class _Gradients(nn.Cell):  # type: ignore[misc]
         return figures[1:], grads
 
 
-class _WholeStep(nn.Cell):  # type: ignore[misc]
+class _WholeStep(nn.Cell):
     """A step of one micro-batch, in one graph."""
 
     def __init__(self, gradients: _Gradients, optimizer: AdamW) -> None:
@@ -63,7 +67,7 @@ class _WholeStep(nn.Cell):  # type: ignore[misc]
         return figures, self.optimizer(grads, figures[0], control)
 
 
-class _Accumulate(nn.Cell):  # type: ignore[misc]
+class _Accumulate(nn.Cell):
     """Adds a micro-batch's gradients to the sums."""
 
     def __init__(self, gradients: _Gradients, sums: Any) -> None:
@@ -77,7 +81,7 @@ class _Accumulate(nn.Cell):  # type: ignore[misc]
         return ops.depend(figures[0], done), figures[1:]
 
 
-class _UpdateFromSums(nn.Cell):  # type: ignore[misc]
+class _UpdateFromSums(nn.Cell):
     """The update from summed gradients; the sums are zero afterwards."""
 
     def __init__(self, optimizer: AdamW, sums: Any) -> None:
@@ -102,14 +106,14 @@ class TrainStep:
             return
         sums = ms.ParameterTuple(
             [
-                ms.Parameter(ms.Tensor(np.zeros(p.shape, np.float32)), name=f"sum.{p.name}", requires_grad=False)
-                for p in optimizer.weights
+                ms.Parameter(ms.Tensor(np.zeros(p.shape, np.float32)), name=f"sum.{name}", requires_grad=False)
+                for name, p in zip(optimizer.names, optimizer.weights, strict=True)
             ]
         )
         self._accumulate = _Accumulate(gradients, sums)
         self._update = _UpdateFromSums(optimizer, sums)
 
-    def __call__(self, batch: Batch, noise_seed: int, control: np.ndarray) -> StepResult:
+    def __call__(self, batch: Batch, noise_seed: int, control: NDArray[np.float64]) -> StepResult:
         """`control`: see `AdamW`. The batch holds all sequences of the step."""
         counted = max(1, int((batch.targets_BS >= 0).sum()))
         weight = ms.Tensor(np.array([1.0 / counted, 1.0 / self.num_micro], np.float32))

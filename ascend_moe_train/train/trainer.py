@@ -47,7 +47,7 @@ class Trainer:
         )
         self.model, self.kernels, self.device = build_model(config)
         self.model.initialize(config.run.seed)
-        self.optimizer = AdamW(list(self.model.trainable_params()), config.optim, self.kernels)
+        self.optimizer = AdamW(self.model.weights(), config.optim, self.kernels)
         self.checkpoints = Path(config.run.dir) / "checkpoints"
         self.state = restore(self.checkpoints, config, self.model, self.optimizer, note)
         if self.state.step == 0:
@@ -139,7 +139,12 @@ class Trainer:
             done = "skipped" if not result.applied else "applied"
             return after, f"step {step}: loss {result.total_loss:.4f} is a spike (limit {limit:.4f}), {done}"
         if finite:
-            return after.model_copy(update={"recent_losses": remember_loss(config.guard, state, result.total_loss)}), None
+            return after.model_copy(
+                update={"recent_losses": remember_loss(config.guard, state, result.total_loss)}
+            ), None
         if not is_bad:
-            return after, f"step {step}: fp16 overflow, skipped; loss scale {state.loss_scale.scale:g} -> {scale.scale:g}"
+            return (
+                after,
+                f"step {step}: fp16 overflow, skipped; loss scale {state.loss_scale.scale:g} -> {scale.scale:g}",
+            )
         return after, f"step {step}: loss {result.loss} or gradient norm {result.grad_norm} not finite, skipped"

@@ -15,18 +15,18 @@ Tensor = Any
 BLOCK_ROWS = 64
 
 
-@constexpr  # type: ignore[untyped-decorator]  # MindSpore ships no types
+@constexpr
 def numbers(size: int) -> Tensor:
     """0 .. size - 1 as int32, made while the graph is compiled (ops.arange does not always infer its type there)."""
     return ms.Tensor(np.arange(size, dtype=np.int32))
 
 
-def _one_hot_rank(expert_N: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
-    """Rank of each assignment among those of its expert, in order, and counts per expert."""
+def _place_among_equals(expert_N: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
+    """Place of each assignment among those of its expert, in order, and counts per expert."""
     hot_NE = ops.cast(ops.expand_dims(expert_N, 1) == numbers(num_experts), ms.int32)
     upto_NE = ops.cumsum(hot_NE, 0)
-    rank_N = ops.sum(upto_NE * hot_NE, 1) - 1
-    return ops.cast(rank_N, ms.int32), ops.cast(ops.sum(hot_NE, 0), ms.int32)
+    place_N = ops.sum(upto_NE * hot_NE, 1) - 1
+    return ops.cast(place_N, ms.int32), ops.cast(ops.sum(hot_NE, 0), ms.int32)
 
 
 def _exclusive_cumsum(x_E: Tensor) -> Tensor:
@@ -79,25 +79,25 @@ class PortableKernels:
         T, K = expert_TK.shape
         N = T * K
         expert_N = ops.reshape(expert_TK, (N,))
-        rank_N, counts_E = _one_hot_rank(expert_N, num_experts)
+        place_N, counts_E = _place_among_equals(expert_N, num_experts)
         rows = N
         if capacity is not None:
             rows = min(N, num_experts * capacity)
-            kept_N = rank_N < capacity
+            kept_N = place_N < capacity
             if by_probability:
                 order_N = ops.cast(ops.argsort(-ops.reshape(gate_TK, (N,)), 0), ms.int32)
-                sorted_rank_N, _ = _one_hot_rank(ops.gather(expert_N, order_N, 0), num_experts)
-                best_N = ops.tensor_scatter_elements(ops.zeros_like(expert_N), order_N, sorted_rank_N, 0)
+                sorted_place_N, _ = _place_among_equals(ops.gather(expert_N, order_N, 0), num_experts)
+                best_N = ops.tensor_scatter_elements(ops.zeros_like(expert_N), order_N, sorted_place_N, 0)
                 kept_N = best_N < capacity
-                # dropped assignments move to a group of their own, so that the kept ones rank without gaps
-                rank_N, _ = _one_hot_rank(
+                # dropped assignments move to a group of their own, so that the kept ones are placed without gaps
+                place_N, _ = _place_among_equals(
                     ops.select(kept_N, expert_N, ops.full_like(expert_N, num_experts)), num_experts + 1
                 )
             counts_E = ops.minimum(counts_E, ops.full_like(counts_E, capacity))
         else:
-            kept_N = rank_N >= 0
+            kept_N = place_N >= 0
         start_E = ops.cast(_exclusive_cumsum(counts_E), ms.int32)
-        row_N = ops.select(kept_N, ops.gather(start_E, expert_N, 0) + rank_N, ops.full_like(rank_N, rows))
+        row_N = ops.select(kept_N, ops.gather(start_E, expert_N, 0) + place_N, ops.full_like(place_N, rows))
         # one spare row takes every dropped assignment, and is cut off
         source = ops.tensor_scatter_elements(ops.full((rows + 1,), -1, dtype=ms.int32), row_N, numbers(N), 0)
         row_N = ops.select(kept_N, row_N, ops.full_like(row_N, -1))

@@ -1,0 +1,126 @@
+"""Text from a trained model. Shape letters: see model/kernels/protocol.py."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import nn, ops
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from ascend_moe_train.checkpoint import store
+from ascend_moe_train.config import RunConfig
+from ascend_moe_train.data.tokenizer import Tokenizer, load_tokenizer
+from ascend_moe_train.errors import CheckpointError
+from ascend_moe_train.model.transformer import Transformer
+from ascend_moe_train.train.metrics import first_problem
+from ascend_moe_train.train.persist import MODEL, fill
+from ascend_moe_train.train.session import build_model
+
+Tensor = Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How the next token is drawn: temperature 0 takes the most likely one; top_p keeps the smallest set of tokens that
+    holds this much probability (Holtzman et al., 2020)."""
+
+    max_tokens: int = 200
+    temperature: float = 0.8
+    top_p: float = 0.95
+    seed: int = 0
+
+
+class _NextLogits(nn.Cell):
+    """Logits after token `last` (1,) of a padded sequence: (V,)."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def construct(self, tokens_1S: Tensor, zeros_1S: Tensor, position_1S: Tensor, last: Tensor, seed: Tensor) -> Tensor:
+        x_SD, _, _ = self.model.hidden_states(tokens_1S, zeros_1S, position_1S, seed)
+        logits_1V = self.model.logits(ops.gather(x_SD, last, 0))
+        return ops.cast(ops.reshape(logits_1V, (-1,)), ms.float32)
+
+
+class Generator:
+    """Continues token sequences, one token at a time, with the whole forward pass each time."""
+
+    def __init__(self, model: Transformer, seq_len: int) -> None:
+        self._next_logits = _NextLogits(model)
+        self._seq_len = seq_len
+
+    def logits(self, tokens: list[int]) -> NDArray[np.float64]:
+        """Logits of the token that follows, from the last `seq_len` tokens (V,)."""
+        window = tokens[-self._seq_len :]
+        padded_1S = np.zeros((1, self._seq_len), np.int32)
+        padded_1S[0, : len(window)] = window
+        position_1S = np.arange(self._seq_len, dtype=np.int32)[None]
+        last, no_noise = np.array([len(window) - 1], np.int32), np.array([-1], np.int32)
+        inputs = (padded_1S, np.zeros_like(padded_1S), position_1S, last, no_noise)
+        values: NDArray[np.float64] = self._next_logits(*map(ms.Tensor, inputs)).asnumpy().astype(np.float64)
+        return values
+
+    def tokens(self, prompt: list[int], sampling: Sampling, end: int | None) -> Iterator[int]:
+        """The tokens that follow `prompt`, up to `max_tokens` or the end-of-document token, which is not given."""
+        tokens = list(prompt)
+        random = np.random.default_rng(sampling.seed)
+        for _ in range(sampling.max_tokens):
+            token = choose_token(self.logits(tokens), sampling, random)
+            if token == end:
+                return
+            tokens.append(token)
+            yield token
+
+
+def choose_token(logits_V: NDArray[np.float64], sampling: Sampling, random: np.random.Generator) -> int:
+    """One token number drawn from logits."""
+    if sampling.temperature == 0:
+        return int(np.argmax(logits_V))
+    scaled_V = (logits_V - logits_V.max()) / sampling.temperature
+    p_V = np.exp(scaled_V) / np.exp(scaled_V).sum()
+    order = np.argsort(-p_V, kind="stable")
+    before_V = np.cumsum(p_V[order]) - p_V[order]
+    kept = order[before_V < sampling.top_p]
+    return int(random.choice(kept, p=p_V[kept] / p_V[kept].sum()))
+
+
+def load_generator(path: Path, tokenizer_path: str | None) -> tuple[Generator, Tokenizer]:
+    """The model and tokenizer of a checkpoint folder, or of the newest good one in a folder of checkpoints.
+
+    Raises CheckpointError or DataError: nothing there, damaged, or a tokenizer of another vocabulary.
+    """
+    meta, tensors, where = _weights(path)
+    config = _config(meta, where)
+    tokenizer = load_tokenizer(Path(tokenizer_path or config.data.tokenizer))
+    if tokenizer.vocab_size > config.model.vocab_size:
+        raise CheckpointError(
+            f"tokenizer {tokenizer_path or config.data.tokenizer} has {tokenizer.vocab_size} tokens, the model of "
+            f"{where} knows {config.model.vocab_size}"
+        )
+    model, _, _ = build_model(config)
+    fill(model.weights(), tensors, MODEL, where)
+    return Generator(model, config.data.seq_len), tokenizer
+
+
+def _weights(path: Path) -> tuple[dict[str, Any], dict[str, Any], Path]:
+    if (path / "manifest.json").exists():
+        tensors, meta = store.load(path, select=lambda name: name.startswith(MODEL))
+        return meta, tensors, path
+    found = store.load_newest(path, lambda message: None)
+    if found is None:
+        raise CheckpointError(f"{path}: no checkpoint here; name a folder step-... or a folder that holds some")
+    checkpoint, tensors = found
+    return checkpoint.meta, tensors, checkpoint.path
+
+
+def _config(meta: dict[str, Any], where: Path) -> RunConfig:
+    try:
+        return RunConfig.model_validate_json(json.dumps(meta.get("config")))
+    except ValidationError as error:
+        raise CheckpointError(f"{where}: manifest.json: meta.config: {first_problem(error)}") from None
