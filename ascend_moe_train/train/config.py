@@ -44,7 +44,10 @@ class GuardConfig(Part):
 
 
 class RunConfigPart(Part):
-    """One run: its folder, length, seed, device and rhythm of reports."""
+    """One run: its folder, length, seed, device and rhythm of reports.
+
+    With a `sample_prompt`, a finished run continues that text and shows it in its report.
+    """
 
     dir: str
     steps: PositiveInt
@@ -57,3 +60,4 @@ class RunConfigPart(Part):
     eval_sequences: PositiveInt = 64
     peak_flops_per_s: Annotated[float, Field(gt=0)] | None = None
     tensorboard: bool = True
+    sample_prompt: str | None = None

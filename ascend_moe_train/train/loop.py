@@ -8,8 +8,10 @@ from pathlib import Path
 from ascend_moe_train.checkpoint.writer import AsyncWriter
 from ascend_moe_train.config import RunConfig, dump_yaml
 from ascend_moe_train.data.loader import EvalLoader
+from ascend_moe_train.data.tokenizer import load_tokenizer
 from ascend_moe_train.model.counts import num_active_parameters, num_parameters, training_flops_per_token
 from ascend_moe_train.train.evaluate import Evaluator
+from ascend_moe_train.train.generate import Generator, Sampling
 from ascend_moe_train.train.json_view import JsonView
 from ascend_moe_train.train.live import LiveView
 from ascend_moe_train.train.metrics import JsonlWriter, Record, replace_file
@@ -51,7 +53,9 @@ def train(config: RunConfig, view: View) -> int:
                     hook(info.record.step, is_last)
                 if stop.signal_number is not None:
                     break
-    write_report(run_dir)
+    if config.run.sample_prompt is not None and trainer.state.step == config.run.steps:
+        view.note("sample: " + _write_sample(trainer, config.run.sample_prompt, run_dir))
+    view.note(f"report: {write_report(run_dir)}")
     return _exit_code(trainer, stop, view)
 
 
@@ -61,6 +65,15 @@ def _exit_code(trainer: Trainer, stop: StopRequest, view: View) -> int:
     name = signal.Signals(stop.signal_number).name
     view.note(f"stopped by {name} after step {trainer.state.step}, saved; the same command goes on from there")
     return 128 + stop.signal_number
+
+
+def _write_sample(trainer: Trainer, prompt: str, run_dir: Path) -> str:
+    words = load_tokenizer(Path(trainer.config.data.tokenizer))
+    generator = Generator(trainer.model, trainer.config.data.seq_len)
+    start = words.encode(prompt) or [words.eod_id]
+    text = prompt + words.decode(list(generator.tokens(start, Sampling(), words.eod_id)))
+    replace_file(run_dir / "sample.txt", [text.encode()])
+    return text
 
 
 def _peak(config: RunConfig, device: str) -> tuple[float | None, str]:
