@@ -16,9 +16,9 @@ def learning_rate(config: OptimConfig, step: int, num_steps: int) -> float:
         return config.lr * (step + 1) / config.warmup_steps
     last = num_steps - 1
     if config.schedule == "wsd":
-        start = max(config.warmup_steps, math.floor(num_steps * (1.0 - config.decay_fraction)))
+        start = max(config.warmup_steps, num_steps - round(num_steps * config.decay_fraction))
     else:
         start = config.warmup_steps
-    progress = 0.0 if step <= start else min(1.0, (step - start) / max(1, last - start))
+    progress = 1.0 if step >= last else max(0.0, (step - start) / (last - start))
     share = 0.5 * (1.0 + math.cos(math.pi * progress)) if config.schedule == "cosine" else 1.0 - progress
     return config.lr * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * share)
