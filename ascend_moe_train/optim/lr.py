@@ -19,6 +19,8 @@ def learning_rate(config: OptimConfig, step: int, num_steps: int) -> float:
         start = max(config.warmup_steps, num_steps - round(num_steps * config.decay_fraction))
     else:
         start = config.warmup_steps
-    progress = 1.0 if step >= last else max(0.0, (step - start) / (last - start))
+    if step < start:
+        return config.lr
+    progress = 1.0 if step >= last else (step - start) / (last - start)
     share = 0.5 * (1.0 + math.cos(math.pi * progress)) if config.schedule == "cosine" else 1.0 - progress
     return config.lr * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * share)
