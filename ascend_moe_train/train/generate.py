@@ -14,9 +14,10 @@ from pydantic import ValidationError
 
 from ascend_moe_train.checkpoint import store
 from ascend_moe_train.config import RunConfig
-from ascend_moe_train.data.tokenizer import Tokenizer, load_tokenizer
+from ascend_moe_train.data.tokenizer import Tokenizer
 from ascend_moe_train.errors import CheckpointError
 from ascend_moe_train.model.transformer import Transformer
+from ascend_moe_train.train.inputs import open_tokenizer
 from ascend_moe_train.train.metrics import first_problem
 from ascend_moe_train.train.persist import MODEL, fill
 from ascend_moe_train.train.session import build_model
@@ -97,12 +98,7 @@ def load_generator(path: Path, tokenizer_path: str | None) -> tuple[Generator, T
     """
     meta, tensors, where = _weights(path)
     config = _config(meta, where)
-    tokenizer = load_tokenizer(Path(tokenizer_path or config.data.tokenizer))
-    if tokenizer.vocab_size > config.model.vocab_size:
-        raise CheckpointError(
-            f"tokenizer {tokenizer_path or config.data.tokenizer} has {tokenizer.vocab_size} tokens, the model of "
-            f"{where} knows {config.model.vocab_size}"
-        )
+    tokenizer = open_tokenizer(Path(tokenizer_path or config.data.tokenizer), config.model.vocab_size)
     model, _, _ = build_model(config)
     fill(model.weights(), tensors, MODEL, where)
     return Generator(model, config.data.seq_len), tokenizer

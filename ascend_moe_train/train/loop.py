@@ -7,71 +7,64 @@ from pathlib import Path
 
 from ascend_moe_train.checkpoint.writer import AsyncWriter
 from ascend_moe_train.config import RunConfig, dump_yaml
-from ascend_moe_train.data.loader import EvalLoader
-from ascend_moe_train.data.tokenizer import load_tokenizer
+from ascend_moe_train.data.tokenizer import Tokenizer
 from ascend_moe_train.model.counts import num_active_parameters, num_parameters, training_flops_per_token
 from ascend_moe_train.train.evaluate import Evaluator
 from ascend_moe_train.train.generate import Generator, Sampling
-from ascend_moe_train.train.json_view import JsonView
-from ascend_moe_train.train.live import LiveView
+from ascend_moe_train.train.inputs import Inputs
 from ascend_moe_train.train.metrics import JsonlWriter, Record, replace_file
 from ascend_moe_train.train.peak import measured_cpu_peak_flops_per_s
 from ascend_moe_train.train.persist import checkpoint_meta, collect
 from ascend_moe_train.train.report import write_report
 from ascend_moe_train.train.run_info import RunInfo, versions, write_run_info
-from ascend_moe_train.train.run_lock import locked
-from ascend_moe_train.train.stop import StopRequest, stop_on_signal
+from ascend_moe_train.train.stop import StopRequest
 from ascend_moe_train.train.tensorboard import TensorBoardWriter
 from ascend_moe_train.train.trainer import Trainer
-
-Hook = Callable[[int, bool], None]
-
-
-View = LiveView | JsonView
+from ascend_moe_train.train.view import View
 
 
-def train(config: RunConfig, view: View) -> int:
-    """Trains until the last step, or until a signal asks to stop; continues from the run's newest checkpoint.
+def train(config: RunConfig, inputs: Inputs, view: View, stop: StopRequest) -> int:
+    """Trains until the last step, or until `stop` asks for an end; continues from the run's newest checkpoint.
 
     Returns the exit code: 0, or 128 plus the number of the signal. Raises UserError subclasses.
     """
     run_dir = Path(config.run.dir)
-    with locked(run_dir), stop_on_signal() as stop:
-        trainer = Trainer(config, view.note)
-        peak, source = _peak(config, trainer.device)
+    trainer = Trainer(config, inputs.train, view.note)
+    first_step = trainer.state.step + 1
+    peak, source = _peak(config, trainer.device)
+    with _records(config, run_dir, first_step, view) as record, _saver(trainer) as saver:
         _write_facts(config, run_dir, peak, source)
-        view.note(f"{trainer.device} device, {trainer.kernels.name} kernels, step {trainer.state.step + 1} is next")
-        with _records(config, run_dir, trainer.state.step + 1, view) as record, _saver(trainer) as save:
-            hooks = [_evaluate(trainer, record), save]
-            meter = trainer.meter(peak)
-            for info in trainer.steps(meter):
-                if info.warning:
-                    view.note(info.warning)
-                record(info.record)
-                is_last = info.record.step == config.run.steps or stop.signal_number is not None
-                for hook in hooks:
-                    hook(info.record.step, is_last)
-                if stop.signal_number is not None:
-                    break
+        view.note(f"{trainer.device} device, {trainer.kernels.name} kernels, {_what_is_next(trainer)}")
+        evaluate = _evaluation(trainer, inputs, record)
+        for info in trainer.steps(trainer.meter(peak), stop):
+            if info.warning:
+                view.note(info.warning)
+            record(info.record)
+            evaluate(info.record.step)
+            saver.after_step()
+        saver.save()
     if config.run.sample_prompt is not None and trainer.state.step == config.run.steps:
-        view.note("sample: " + _write_sample(trainer, config.run.sample_prompt, run_dir))
+        view.note("sample: " + _write_sample(trainer, inputs.tokenizer, config.run.sample_prompt, run_dir))
     view.note(f"report: {write_report(run_dir)}")
     return _exit_code(trainer, stop, view)
 
 
+def _what_is_next(trainer: Trainer) -> str:
+    return f"all {trainer.state.step} steps are done" if trainer.is_done else f"step {trainer.state.step + 1} is next"
+
+
 def _exit_code(trainer: Trainer, stop: StopRequest, view: View) -> int:
-    if stop.signal_number is None or trainer.state.step == trainer.config.run.steps:
+    if stop.signal_number is None or trainer.is_done:
         return 0
     name = signal.Signals(stop.signal_number).name
     view.note(f"stopped by {name} after step {trainer.state.step}, saved; the same command goes on from there")
     return 128 + stop.signal_number
 
 
-def _write_sample(trainer: Trainer, prompt: str, run_dir: Path) -> str:
-    words = load_tokenizer(Path(trainer.config.data.tokenizer))
+def _write_sample(trainer: Trainer, tokenizer: Tokenizer, prompt: str, run_dir: Path) -> str:
     generator = Generator(trainer.model, trainer.config.data.seq_len)
-    start = words.encode(prompt) or [words.eod_id]
-    text = prompt + words.decode(list(generator.tokens(start, Sampling(), words.eod_id)))
+    start = tokenizer.encode(prompt) or [tokenizer.eod_id]
+    text = prompt + tokenizer.decode(list(generator.tokens(start, Sampling(), tokenizer.eod_id)))
     replace_file(run_dir / "sample.txt", [text.encode()])
     return text
 
@@ -116,36 +109,45 @@ def _records(config: RunConfig, run_dir: Path, first_step: int, view: View) -> I
         yield record
 
 
-def _evaluate(trainer: Trainer, record: Callable[[Record], None]) -> Hook:
-    config = trainer.config
-    if not config.data.valid:
-        return lambda step, is_last: None
-    loader = EvalLoader(
-        config.data,
-        vocab_size=config.model.vocab_size,
-        num_sequences=config.run.eval_sequences,
-        micro_sequences=config.batch.micro_sequences,
-    )
-    evaluate = Evaluator(trainer.model, loader)
+def _evaluation(trainer: Trainer, inputs: Inputs, record: Callable[[Record], None]) -> Callable[[int], None]:
+    """What evaluates after the steps that are due."""
+    run = trainer.config.run
+    if inputs.valid is None:
+        return lambda step: None
+    evaluate = Evaluator(trainer.model, inputs.valid)
 
-    def hook(step: int, is_last: bool) -> None:
-        if step % config.run.eval_every == 0 or step == config.run.steps:
+    def after_step(step: int) -> None:
+        if step % run.eval_every == 0 or step == run.steps:
             record(evaluate(step))
 
-    return hook
+    return after_step
+
+
+class _Saver:
+    """Hands the run's state to a writer, each state once."""
+
+    def __init__(self, trainer: Trainer, writer: AsyncWriter) -> None:
+        self._trainer, self._writer = trainer, writer
+        self._saved_step = trainer.state.step
+
+    def after_step(self) -> None:
+        """Saves when a checkpoint is due."""
+        if self._trainer.state.step % self._trainer.config.checkpoint.every == 0:
+            self.save()
+
+    def save(self) -> None:
+        """Saves the state that training has reached."""
+        trainer = self._trainer
+        if trainer.state.step == self._saved_step:
+            return
+        tensors, meta = collect(trainer.model, trainer.optimizer), checkpoint_meta(trainer.config, trainer.state)
+        self._writer.submit(trainer.checkpoints, trainer.state.step, tensors, meta)
+        self._saved_step = trainer.state.step
+        if not trainer.config.checkpoint.asynchronous:
+            self._writer.wait()
 
 
 @contextmanager
-def _saver(trainer: Trainer) -> Iterator[Hook]:
-    config = trainer.config.checkpoint
-    with AsyncWriter(keep=config.keep) as writer:
-
-        def hook(step: int, is_last: bool) -> None:
-            if step % config.every and not is_last:
-                return
-            tensors = collect(trainer.model, trainer.optimizer)
-            writer.submit(trainer.checkpoints, step, tensors, checkpoint_meta(trainer.config, trainer.state))
-            if not config.asynchronous:
-                writer.wait()
-
-        yield hook
+def _saver(trainer: Trainer) -> Iterator[_Saver]:
+    with AsyncWriter(keep=trainer.config.checkpoint.keep) as writer:
+        yield _Saver(trainer, writer)

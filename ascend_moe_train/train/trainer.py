@@ -21,6 +21,7 @@ from ascend_moe_train.train.persist import restore
 from ascend_moe_train.train.session import build_model
 from ascend_moe_train.train.state import TrainingState
 from ascend_moe_train.train.step import StepResult, TrainStep
+from ascend_moe_train.train.stop import StopRequest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,17 +35,12 @@ class StepInfo:
 class Trainer:
     """Builds a run and steps it. `state` always describes the last finished step.
 
-    Raises UserError subclasses for data, checkpoints and devices that cannot be used.
+    Raises UserError subclasses for checkpoints and devices that cannot be used.
     """
 
-    def __init__(self, config: RunConfig, note: Callable[[str], None]) -> None:
+    def __init__(self, config: RunConfig, loader: TrainLoader, note: Callable[[str], None]) -> None:
         self.config = config
-        self.loader = TrainLoader(
-            config.data,
-            vocab_size=config.model.vocab_size,
-            seed=config.run.seed,
-            global_sequences=config.batch.global_sequences,
-        )
+        self.loader = loader
         self.model, self.kernels, self.device = build_model(config)
         self.model.initialize(config.run.seed)
         self.optimizer = AdamW(self.model.weights(), config.optim, self.kernels)
@@ -54,12 +50,17 @@ class Trainer:
             self.state = self.state.model_copy(update={"loss_scale": LossScale(scale=self._first_scale())})
         self._step = TrainStep(self.model, self.optimizer, config.batch.num_micro)
 
-    def steps(self, meter: StepMeter) -> Iterator[StepInfo]:
-        """Runs the steps that are left, one per item.
+    @property
+    def is_done(self) -> bool:
+        """Whether the run's last step is behind it."""
+        return self.state.step >= self.config.run.steps
+
+    def steps(self, meter: StepMeter, stop: StopRequest) -> Iterator[StepInfo]:
+        """Runs the steps that are left, one per item, until a stop is asked for.
 
         Raises TrainingError: too many non-finite steps in a row; the message names step and tensor.
         """
-        while self.state.step < self.config.run.steps:
+        while not self.is_done and stop.signal_number is None:
             yield self._one_step(meter)
 
     def meter(self, peak_flops_per_s: float | None) -> StepMeter:
