@@ -1,6 +1,6 @@
 """Weights under Hugging Face names, and back. Pure: NumPy only.
 
-One table of rows per layout of names. To add a family, add its rows; nothing else here knows one from another.
+The names themselves are the tables of huggingface_names.py.
 """
 
 import re
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ascend_moe_train.checkpoint.huggingface_names import LAYOUTS, Pairs, Row
 from ascend_moe_train.config_error import nearest
 from ascend_moe_train.errors import CheckpointError
 from ascend_moe_train.model.config import ModelConfig
@@ -20,80 +21,6 @@ from ascend_moe_train.model.counts import parameter_shapes
 
 Array = NDArray[Any]
 
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """Where one of our tensors is kept in a Hugging Face model.
-
-    Ours joins the parts `theirs` along their output rows (the last axis but one). `shares` are the config fields that
-    the heights of the parts go by; empty, they are equal. A part whose name holds {expert} is one tensor per expert.
-    `transposed`: theirs are [out, in], ours [in, out].
-    """
-
-    ours: str
-    theirs: tuple[str, ...]
-    shares: tuple[str, ...] = ()
-    transposed: bool = False
-
-
-_LAYER, _THEIRS = "layers.{layer}.", "model.layers.{layer}."
-_MIXTRAL, _QWEN3 = f"{_THEIRS}block_sparse_moe.", f"{_THEIRS}mlp."
-
-_COMMON = (
-    Row(ours="embed.weight", theirs=("model.embed_tokens.weight",)),
-    Row(ours=f"{_LAYER}attn_norm.weight", theirs=(f"{_THEIRS}input_layernorm.weight",)),
-    Row(
-        ours=f"{_LAYER}attn.qkv.weight",
-        theirs=tuple(f"{_THEIRS}self_attn.{part}_proj.weight" for part in "qkv"),
-        shares=("num_heads", "num_kv_heads", "num_kv_heads"),
-    ),
-    Row(ours=f"{_LAYER}attn.out.weight", theirs=(f"{_THEIRS}self_attn.o_proj.weight",)),
-    Row(ours=f"{_LAYER}ffn_norm.weight", theirs=(f"{_THEIRS}post_attention_layernorm.weight",)),
-    Row(ours="norm.weight", theirs=("model.norm.weight",)),
-    Row(ours="head.weight", theirs=("lm_head.weight",)),
-)
-_QK_NORM = (
-    Row(ours=f"{_LAYER}attn.q_norm.weight", theirs=(f"{_THEIRS}self_attn.q_norm.weight",)),
-    Row(ours=f"{_LAYER}attn.k_norm.weight", theirs=(f"{_THEIRS}self_attn.k_norm.weight",)),
-)
-_DENSE = (
-    Row(ours=f"{_LAYER}ffn.w13.weight", theirs=(f"{_QWEN3}gate_proj.weight", f"{_QWEN3}up_proj.weight")),
-    Row(ours=f"{_LAYER}ffn.w2.weight", theirs=(f"{_QWEN3}down_proj.weight",)),
-)
-
-
-def _moe(router: str, w13: tuple[str, ...], w2: str) -> tuple[Row, ...]:
-    return (
-        Row(ours=f"{_LAYER}moe.router.weight", theirs=(router,)),
-        Row(ours=f"{_LAYER}moe.experts.w13", theirs=w13, transposed=True),
-        Row(ours=f"{_LAYER}moe.experts.w2", theirs=(w2,), transposed=True),
-    )
-
-
-LAYOUTS: Mapping[str, tuple[Row, ...]] = MappingProxyType(
-    {
-        # As published, and as transformers' save_pretrained writes.
-        "mixtral": _COMMON
-        + _moe(
-            f"{_MIXTRAL}gate.weight",
-            (f"{_MIXTRAL}experts.{{expert}}.w1.weight", f"{_MIXTRAL}experts.{{expert}}.w3.weight"),
-            f"{_MIXTRAL}experts.{{expert}}.w2.weight",
-        ),
-        "qwen3_moe": _COMMON
-        + _QK_NORM
-        + _DENSE
-        + _moe(
-            f"{_QWEN3}gate.weight",
-            (f"{_QWEN3}experts.{{expert}}.gate_proj.weight", f"{_QWEN3}experts.{{expert}}.up_proj.weight"),
-            f"{_QWEN3}experts.{{expert}}.down_proj.weight",
-        ),
-        # As transformers 5 keeps either family in memory.
-        "fused": _COMMON
-        + _QK_NORM
-        + _DENSE
-        + _moe(f"{_QWEN3}gate.weight", (f"{_QWEN3}experts.gate_up_proj",), f"{_QWEN3}experts.down_proj"),
-    }
-)
 
 _NOT_REAL = "biucSUOMm"  # kinds of NumPy dtypes; bfloat16, which NumPy has from outside, is kind V
 _MAX_COMPARED = 1000  # names searched for a likely misspelling
@@ -113,13 +40,15 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One of our tensors, and what it is joined from."""
+    """One of our tensors, and what it is joined from: see `Row`, whose words it uses."""
 
     ours: str
     shape: tuple[int, ...]
     pieces: tuple[Piece, ...]
     by_expert: bool
+    axis: int
     transposed: bool
+    pairs: Pairs | None
 
 
 def from_hf(tensors: Mapping[str, Array], cfg: ModelConfig) -> dict[str, Array]:
@@ -185,19 +114,34 @@ def join(entry: Entry, tensors: Mapping[str, Array]) -> Array:
         np.stack([tensors[name] for name in piece.names]) if entry.by_expert else tensors[piece.names[0]]
         for piece in entry.pieces
     ]
-    whole = np.concatenate(parts, axis=-2) if len(parts) > 1 else parts[0]
+    whole = np.concatenate(parts, axis=entry.axis) if len(parts) > 1 else parts[0]
+    if entry.pairs is not None:
+        whole = whole.take(paired_order(whole.shape[entry.axis], entry.pairs), axis=entry.axis)
     return np.ascontiguousarray(whole.swapaxes(-1, -2)) if entry.transposed else whole
 
 
 def split(entry: Entry, tensor: Array) -> Iterator[tuple[str, Array]]:
     """Yield (name, tensor) of each of theirs from our tensor, whose shape is that of the entry."""
-    parts = [tensor.swapaxes(-1, -2) if entry.transposed else tensor]
+    whole = tensor.swapaxes(-1, -2) if entry.transposed else tensor
+    if entry.pairs is not None:
+        whole = whole.take(np.argsort(paired_order(whole.shape[entry.axis], entry.pairs)), axis=entry.axis)
+    parts = [whole]
     if len(entry.pieces) > 1:
-        borders = list(accumulate(piece.shape[-2] for piece in entry.pieces))[:-1]
-        parts = np.split(parts[0], borders, axis=-2)
+        borders = list(accumulate(piece.shape[entry.axis] for piece in entry.pieces))[:-1]
+        parts = np.split(whole, borders, axis=entry.axis)
     for piece, part in zip(entry.pieces, parts, strict=True):
         for name, one in zip(piece.names, part if entry.by_expert else [part], strict=True):
             yield name, np.ascontiguousarray(one)
+
+
+def paired_order(size: int, pairs: Pairs) -> NDArray[np.int64]:
+    """Return, for each of our outputs, its number among theirs."""
+    block = np.arange(pairs.block)
+    turned = block[pairs.start :].reshape(-1, 2).T.reshape(-1)
+    order: NDArray[np.int64] = (
+        np.arange(0, size, pairs.block)[:, None] + np.concatenate((block[: pairs.start], turned))
+    ).reshape(-1)
+    return order
 
 
 def _entry(row: Row, ours: str, shape: tuple[int, ...], cfg: ModelConfig) -> Entry:
@@ -208,13 +152,23 @@ def _entry(row: Row, ours: str, shape: tuple[int, ...], cfg: ModelConfig) -> Ent
     pieces = []
     for pattern, share in zip(row.theirs, shares, strict=True):
         names = [pattern.format(layer=_layer(ours), expert=e) for e in range(shape[0] if by_expert else 1)]
-        height = () if len(one) < 2 else (one[-2] * share // sum(shares),)
-        pieces.append(Piece(names=tuple(names), shape=(*one[:-2], *height, one[-1])))
-    return Entry(ours=ours, shape=shape, pieces=tuple(pieces), by_expert=by_expert, transposed=row.transposed)
+        part = list(one)
+        if len(row.theirs) > 1:
+            part[row.axis] = part[row.axis] * share // sum(shares)
+        pieces.append(Piece(names=tuple(names), shape=tuple(part)))
+    return Entry(
+        ours=ours,
+        shape=shape,
+        pieces=tuple(pieces),
+        by_expert=by_expert,
+        axis=row.axis,
+        transposed=row.transposed,
+        pairs=row.pairs(cfg) if row.pairs is not None else None,
+    )
 
 
 def _pattern(ours: str) -> str:
-    return re.sub(r"^layers\.\d+\.", _LAYER, ours)
+    return re.sub(r"^layers\.\d+\.", "layers.{layer}.", ours)
 
 
 def _layer(ours: str) -> str:

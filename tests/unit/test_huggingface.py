@@ -6,8 +6,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from ascend_moe_train.checkpoint.huggingface import LAYOUTS, Array, from_hf, layout_of, name_table, to_hf
+from ascend_moe_train.checkpoint.huggingface import Array, from_hf, layout_of, name_table, to_hf
 from ascend_moe_train.checkpoint.huggingface_config import model_config_from_hf
+from ascend_moe_train.checkpoint.huggingface_families import FAMILIES
+from ascend_moe_train.checkpoint.huggingface_names import LAYOUTS
 from ascend_moe_train.errors import CheckpointError, ConfigError
 from ascend_moe_train.model.config import ModelConfig, MoEConfig
 from ascend_moe_train.model.counts import parameter_shapes
@@ -200,7 +202,7 @@ def random_tensors(cfg: ModelConfig) -> dict[str, Array]:
 
 CONFIGS: dict[str, ModelConfig] = {
     "mixtral": small(),
-    "qwen3_moe": small(qk_norm="head", head_dim=6, moe=MoEConfig(num_experts=3, top_k=2, ffn=5, dense_layers=(1,))),
+    "split": small(qk_norm="head", head_dim=6, moe=MoEConfig(num_experts=3, top_k=2, ffn=5, dense_layers=(1,))),
     "fused": small(tie_embeddings=True, moe=MoEConfig(num_experts=3, top_k=2, ffn=5, dense_layers=(0,))),
 }
 
@@ -237,7 +239,7 @@ def test_names_by_hand() -> None:
 def test_golden_weights_return_to_the_published_names_and_bytes(case: str) -> None:
     tensors, metadata = read_tensors(case)
     reference = golden(tensors, metadata)
-    layout = json.loads(metadata["made_of"])["config"]["model_type"]
+    layout = FAMILIES[json.loads(metadata["made_of"])["config"]["model_type"]].layout
     back = to_hf(reference.weights, reference.config, layout)
     published = {name.removeprefix("weight."): t for name, t in tensors.items() if name.startswith("weight.")}
     assert back.keys() == published.keys()
@@ -248,7 +250,7 @@ def test_golden_weights_return_to_the_published_names_and_bytes(case: str) -> No
 def test_full_size_tables() -> None:
     expert_tensors = 48 * 128 * 3
     attention_and_norms = 48 * (4 + 2 + 2 + 1)
-    table = name_table(qwen3_30b_a3b(), "qwen3_moe")
+    table = name_table(qwen3_30b_a3b(), "split")
     assert (
         sum(len(piece.names) for entry in table for piece in entry.pieces) == expert_tensors + attention_and_norms + 3
     )
@@ -313,7 +315,7 @@ def test_tied_copy_and_old_constants_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("cfg", "layout", "says"),
     [
-        (CONFIGS["qwen3_moe"], "mixtral", r"layers\.0\.attn\.q_norm\.weight: .*'mixtral' has no place"),
+        (CONFIGS["split"], "mixtral", r"layers\.0\.attn\.q_norm\.weight: .*'mixtral' has no place"),
         (CONFIGS["fused"], "mixtral", r"layers\.0\.ffn\.w13\.weight"),
         (CONFIGS["mixtral"], "llama", "layout 'llama' is unknown: must be one of mixtral"),
     ],

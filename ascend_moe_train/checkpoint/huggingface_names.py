@@ -1,0 +1,95 @@
+"""What our tensors are called in Hugging Face models: one table of rows per layout of names. Pure.
+
+To add a family, add the rows that no family before it has; nothing outside this table knows one name from another.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from ascend_moe_train.model.config import ModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs:
+    """Neighbours that are halves for us: in every block of `block` outputs, those from `start` on are ordered
+    (0, 1), (2, 3), ... there, and 0, 2, ..., then 1, 3, ... here."""
+
+    block: int
+    start: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """Where one of our tensors is kept in a Hugging Face model.
+
+    Ours joins the parts `theirs` along their outputs: `axis`, the last but one of [out, in]. `shares` are the config
+    fields that the sizes of the parts go by; empty, they are equal. A part whose name holds {expert} is one tensor per
+    expert. `transposed`: theirs are [out, in], ours [in, out]. `pairs`, if given, reorders the outputs.
+    """
+
+    ours: str
+    theirs: tuple[str, ...]
+    shares: tuple[str, ...] = ()
+    axis: int = -2
+    transposed: bool = False
+    pairs: Callable[[ModelConfig], Pairs] | None = None
+
+
+_LAYER, _THEIRS = "layers.{layer}.", "model.layers.{layer}."
+_ATTENTION, _MLP, _MIXTRAL = f"{_THEIRS}self_attn.", f"{_THEIRS}mlp.", f"{_THEIRS}block_sparse_moe."
+
+_COMMON = (
+    Row(ours="embed.weight", theirs=("model.embed_tokens.weight",)),
+    Row(ours=f"{_LAYER}attn_norm.weight", theirs=(f"{_THEIRS}input_layernorm.weight",)),
+    Row(
+        ours=f"{_LAYER}attn.qkv.weight",
+        theirs=tuple(f"{_ATTENTION}{part}_proj.weight" for part in "qkv"),
+        shares=("num_heads", "num_kv_heads", "num_kv_heads"),
+    ),
+    Row(ours=f"{_LAYER}attn.out.weight", theirs=(f"{_ATTENTION}o_proj.weight",)),
+    Row(ours=f"{_LAYER}ffn_norm.weight", theirs=(f"{_THEIRS}post_attention_layernorm.weight",)),
+    Row(ours="norm.weight", theirs=("model.norm.weight",)),
+    Row(ours="head.weight", theirs=("lm_head.weight",)),
+)
+_QK_NORM = (
+    Row(ours=f"{_LAYER}attn.q_norm.weight", theirs=(f"{_ATTENTION}q_norm.weight",)),
+    Row(ours=f"{_LAYER}attn.k_norm.weight", theirs=(f"{_ATTENTION}k_norm.weight",)),
+)
+_DENSE = (
+    Row(ours=f"{_LAYER}ffn.w13.weight", theirs=(f"{_MLP}gate_proj.weight", f"{_MLP}up_proj.weight")),
+    Row(ours=f"{_LAYER}ffn.w2.weight", theirs=(f"{_MLP}down_proj.weight",)),
+)
+
+
+def _experts(router: str, w13: tuple[str, ...], w2: str) -> tuple[Row, ...]:
+    return (
+        Row(ours=f"{_LAYER}moe.router.weight", theirs=(router,)),
+        Row(ours=f"{_LAYER}moe.experts.w13", theirs=w13, transposed=True),
+        Row(ours=f"{_LAYER}moe.experts.w2", theirs=(w2,), transposed=True),
+    )
+
+
+_OF_MOST = _COMMON + _QK_NORM + _DENSE
+
+LAYOUTS: Mapping[str, tuple[Row, ...]] = MappingProxyType(
+    {
+        # As published, and as transformers' save_pretrained writes: Mixtral,
+        "mixtral": _COMMON
+        + _experts(
+            f"{_MIXTRAL}gate.weight",
+            (f"{_MIXTRAL}experts.{{expert}}.w1.weight", f"{_MIXTRAL}experts.{{expert}}.w3.weight"),
+            f"{_MIXTRAL}experts.{{expert}}.w2.weight",
+        ),
+        # and the others.
+        "split": _OF_MOST
+        + _experts(
+            f"{_MLP}gate.weight",
+            (f"{_MLP}experts.{{expert}}.gate_proj.weight", f"{_MLP}experts.{{expert}}.up_proj.weight"),
+            f"{_MLP}experts.{{expert}}.down_proj.weight",
+        ),
+        # As transformers 5 keeps all of these in memory.
+        "fused": _OF_MOST
+        + _experts(f"{_MLP}gate.weight", (f"{_MLP}experts.gate_up_proj",), f"{_MLP}experts.down_proj"),
+    }
+)
