@@ -4,6 +4,7 @@
 # make bench  the benchmarks
 
 VENV := .venv
+PEER := .venv-peer
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SUITABLE := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))
@@ -38,8 +39,14 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/rules
 
-bench: $(STAMP)
-	$(BIN)/python -m benchmarks
+# The peers of the benchmarks live in an environment of their own: torch is no dependency of the project.
+$(PEER)/.installed: benchmarks/peers.txt
+	$(PYTHON) -m venv $(PEER)
+	$(PEER)/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/peers.txt
+	@touch $@
+
+bench: $(STAMP) $(PEER)/.installed
+	PEER_PYTHON=$(PEER)/bin/python $(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(PEER) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

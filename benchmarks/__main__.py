@@ -1,0 +1,12 @@
+"""Every benchmark, one after another: `make bench`."""
+
+from benchmarks import step_speed
+
+
+def main() -> None:
+    """Runs them; each writes its own page."""
+    step_speed.main()
+
+
+if __name__ == "__main__":
+    main()
