@@ -1,4 +1,4 @@
-"""Times a training step of Hugging Face Mixtral in the demo model's shape: one JSON line. Needs torch, not this project.
+"""Times a training step of Hugging Face Mixtral in the demo shape: one JSON line. Needs torch, not this project.
 
 usage: python step_transformers.py EXPERTS_IMPLEMENTATION THREADS STEPS FLOPS_PER_TOKEN
 """

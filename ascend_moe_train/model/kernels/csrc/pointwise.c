@@ -1,5 +1,6 @@
 /* RMSNorm, rotary embedding and SwiGLU. */
 #include "common.h"
+#include "swiglu.h"
 
 /* x (..., D), w (D), eps (1) -> y (..., D), inverse root mean square (rows) */
 KERNEL(rms_norm) {
@@ -81,17 +82,15 @@ KERNEL(rope_grad) {
     return KERNEL_OK;
 }
 
+enum { SWIGLU_ROWS = 16 };
+
 /* h (R, 2F) -> silu(left half) * right half (R, F) */
 KERNEL(swiglu) {
     const float *h = params[0];
     float *y = params[1];
     int64_t R = shapes[0][0], F = shapes[0][1] / 2;
-#pragma omp parallel for schedule(static)
-    for (int64_t r = 0; r < R; r++) {
-        const float *restrict gate = h + r * 2 * F, *restrict up = gate + F;
-        float *restrict out = y + r * F;
-        for (int64_t f = 0; f < F; f++) out[f] = gate[f] / (1.0f + fast_exp(-gate[f])) * up[f];
-    }
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int64_t r = 0; r < R; r += SWIGLU_ROWS) swiglu_rows(h + r * 2 * F, y + r * F, min_i64(SWIGLU_ROWS, R - r), F);
     return KERNEL_OK;
 }
 
@@ -100,16 +99,8 @@ KERNEL(swiglu_grad) {
     const float *dy = params[0], *h = params[1];
     float *dh = params[2];
     int64_t R = shapes[1][0], F = shapes[1][1] / 2;
-#pragma omp parallel for schedule(static)
-    for (int64_t r = 0; r < R; r++) {
-        const float *restrict gate = h + r * 2 * F, *restrict up = gate + F, *restrict grad = dy + r * F;
-        float *restrict dgate = dh + r * 2 * F, *restrict dup = dgate + F;
-        for (int64_t f = 0; f < F; f++) {
-            float sigmoid = 1.0f / (1.0f + fast_exp(-gate[f]));
-            float silu = gate[f] * sigmoid;
-            dgate[f] = grad[f] * up[f] * (sigmoid + silu * (1.0f - sigmoid));
-            dup[f] = grad[f] * silu;
-        }
-    }
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int64_t r = 0; r < R; r += SWIGLU_ROWS)
+        swiglu_grad_rows(dy + r * F, h + r * 2 * F, dh + r * 2 * F, NULL, min_i64(SWIGLU_ROWS, R - r), F);
     return KERNEL_OK;
 }
