@@ -4,7 +4,7 @@ The names themselves are the tables of huggingface_names.py.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from types import MappingProxyType
@@ -23,6 +23,8 @@ Array = NDArray[Any]
 
 
 _NOT_REAL = "biucSUOMm"  # kinds of NumPy dtypes; bfloat16, which NumPy has from outside, is kind V
+# Rows and columns that are copied at once between a matrix and its transpose (measured: 2 to 3 times a plain copy).
+_STRIP = (16, 2048)
 _MAX_COMPARED = 1000  # names searched for a likely misspelling
 # Constants, not weights, that older files carry.
 _IGNORED_ENDINGS = ("rotary_emb.inv_freq",)
@@ -39,6 +41,14 @@ class Piece:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Source:
+    """One of their tensors, or of one that holds all experts the part of one expert, which has `shape`."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Entry:
     """One of our tensors, and what it is joined from: see `Row`, whose words it uses."""
 
@@ -49,6 +59,29 @@ class Entry:
     axis: int
     transposed: bool
     pairs: Pairs | None
+
+    @property
+    def stacked(self) -> bool:
+        """Whether our first axis counts experts."""
+        return ".experts." in self.ours
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks lie one after another in our tensor: one per expert, else the whole."""
+        return self.shape[0] if self.stacked else 1
+
+    @property
+    def verbatim(self) -> bool:
+        """Whether the bytes of a block are those of its parts, one part after another."""
+        block = self.shape[1:] if self.stacked else self.shape
+        return not self.transposed and self.pairs is None and (len(self.pieces) == 1 or self.axis == -len(block))
+
+    def sources(self, index: int) -> list[Source]:
+        """What block `index` is joined from, in order."""
+        pieces = self.pieces
+        if self.by_expert:
+            return [Source(name=piece.names[index], shape=piece.shape) for piece in pieces]
+        return [Source(name=piece.names[0], shape=piece.shape[1:] if self.stacked else piece.shape) for piece in pieces]
 
 
 def from_hf(tensors: Mapping[str, Array], cfg: ModelConfig) -> dict[str, Array]:
@@ -110,28 +143,73 @@ def join(entry: Entry, tensors: Mapping[str, Array]) -> Array:
                 f"{name} is {tensors[name].dtype} but {names[0]} is {tensors[names[0]].dtype}: "
                 f"parts of {entry.ours} must share a dtype"
             )
-    parts = [
-        np.stack([tensors[name] for name in piece.names]) if entry.by_expert else tensors[piece.names[0]]
-        for piece in entry.pieces
-    ]
-    whole = np.concatenate(parts, axis=entry.axis) if len(parts) > 1 else parts[0]
-    if entry.pairs is not None:
-        whole = whole.take(paired_order(whole.shape[entry.axis], entry.pairs), axis=entry.axis)
-    return np.ascontiguousarray(whole.swapaxes(-1, -2)) if entry.transposed else whole
+    whole = np.empty(entry.shape, tensors[names[0]].dtype)
+    for index in range(entry.num_blocks):
+        parts = [tensors[source.name] for source in entry.sources(index)]
+        if entry.stacked and not entry.by_expert:
+            parts = [part[index] for part in parts]
+        join_block(entry, parts, whole[index] if entry.stacked else whole)
+    return whole
 
 
 def split(entry: Entry, tensor: Array) -> Iterator[tuple[str, Array]]:
     """Yield (name, tensor) of each of theirs from our tensor, whose shape is that of the entry."""
-    whole = tensor.swapaxes(-1, -2) if entry.transposed else tensor
+    if not entry.stacked:
+        for source, part in zip(entry.sources(0), split_block(entry, tensor), strict=True):
+            yield source.name, contiguous(part)
+        return
+    by_piece = zip(*(split_block(entry, block) for block in tensor), strict=True)
+    for piece, parts in zip(entry.pieces, by_piece, strict=True):
+        if entry.by_expert:
+            yield from zip(piece.names, map(contiguous, parts), strict=True)
+        else:
+            yield piece.names[0], np.stack([contiguous(part) for part in parts])
+
+
+def join_block(entry: Entry, parts: Sequence[Array], out: Array) -> None:
+    """Fill `out`, a block of our tensor, from the parts of that block in the order of `Entry.sources`."""
+    theirs = out.swapaxes(-1, -2) if entry.transposed else out
     if entry.pairs is not None:
-        whole = whole.take(np.argsort(paired_order(whole.shape[entry.axis], entry.pairs)), axis=entry.axis)
-    parts = [whole]
-    if len(entry.pieces) > 1:
-        borders = list(accumulate(piece.shape[entry.axis] for piece in entry.pieces))[:-1]
-        parts = np.split(whole, borders, axis=entry.axis)
-    for piece, part in zip(entry.pieces, parts, strict=True):
-        for name, one in zip(piece.names, part if entry.by_expert else [part], strict=True):
-            yield name, np.ascontiguousarray(one)
+        whole = np.concatenate(parts, axis=entry.axis)
+        parts = [whole.take(paired_order(whole.shape[entry.axis], entry.pairs), axis=entry.axis)]
+    for target, part in zip(_cut(theirs, [part.shape for part in parts], entry.axis), parts, strict=True):
+        copy_across(target, part)
+
+
+def split_block(entry: Entry, block: Array) -> list[Array]:
+    """Return the parts of a block of our tensor in the order of `Entry.sources`: views where that is possible."""
+    theirs = block.swapaxes(-1, -2) if entry.transposed else block
+    if entry.pairs is not None:
+        theirs = theirs.take(np.argsort(paired_order(theirs.shape[entry.axis], entry.pairs)), axis=entry.axis)
+    return _cut(theirs, [source.shape for source in entry.sources(0)], entry.axis)
+
+
+def copy_across(target: Array, source: Array) -> None:
+    """Set `target` to `source`, of the same shape and dtype; a transposed matrix by strips that stay in the cache."""
+    if source.ndim == 2 and source.strides[0] < source.strides[1]:
+        target, source = target.T, source.T
+    if source.ndim != 2 or target.strides[0] >= target.strides[1]:
+        np.copyto(target, source)
+        return
+    for row in range(0, source.shape[0], _STRIP[0]):
+        for column in range(0, source.shape[1], _STRIP[1]):
+            strip = np.s_[row : row + _STRIP[0], column : column + _STRIP[1]]
+            target[strip] = source[strip]
+
+
+def contiguous(array: Array) -> Array:
+    """Return the array, or a copy of it, laid out by rows."""
+    if array.flags.c_contiguous:
+        return array
+    copy = np.empty(array.shape, array.dtype)
+    copy_across(copy, array)
+    return copy
+
+
+def _cut(array: Array, shapes: Sequence[tuple[int, ...]], axis: int) -> list[Array]:
+    if len(shapes) == 1:
+        return [array]
+    return np.split(array, list(accumulate(shape[axis] for shape in shapes))[:-1], axis=axis)
 
 
 def paired_order(size: int, pairs: Pairs) -> NDArray[np.int64]:
