@@ -69,6 +69,98 @@ def qwen3_30b_a3b() -> ModelConfig:
     )
 
 
+def mixtral_8x22b() -> ModelConfig:
+    """Mixtral 8x22B (config.json of mistralai/Mixtral-8x22B-v0.1)."""
+    return ModelConfig(
+        vocab_size=32000,
+        hidden=6144,
+        num_layers=56,
+        num_heads=48,
+        num_kv_heads=8,
+        ffn=16384,
+        norm_eps=1e-5,
+        rope=RopeConfig(theta=1e6),
+        moe=MoEConfig(num_experts=8, top_k=2, ffn=16384, aux_loss_coef=0.001 * 2, aux_loss_scope="model"),
+    )
+
+
+def qwen3_235b_a22b() -> ModelConfig:
+    """Qwen3-235B-A22B (Qwen team, 2025, arXiv 2505.09388; config.json of Qwen/Qwen3-235B-A22B)."""
+    return ModelConfig(
+        vocab_size=151936,
+        hidden=4096,
+        num_layers=94,
+        num_heads=64,
+        num_kv_heads=4,
+        head_dim=128,
+        ffn=12288,
+        qk_norm="head",
+        norm_eps=1e-6,
+        rope=RopeConfig(theta=1e6),
+        moe=MoEConfig(num_experts=128, top_k=8, ffn=1536, aux_loss_coef=0.001 * 8, aux_loss_scope="model"),
+    )
+
+
+def olmoe_1b_7b() -> ModelConfig:
+    """OLMoE-1B-7B (Muennighoff et al., 2024, arXiv 2409.02060; config.json of allenai/OLMoE-1B-7B-0924)."""
+    return ModelConfig(
+        vocab_size=50304,
+        hidden=2048,
+        num_layers=16,
+        num_heads=16,
+        num_kv_heads=16,
+        ffn=1024,
+        qk_norm="full",
+        norm_eps=1e-5,
+        moe=MoEConfig(
+            num_experts=64, top_k=8, ffn=1024, normalize_topk=False, aux_loss_coef=0.01 * 8, aux_loss_scope="model"
+        ),
+    )
+
+
+def llama3_8b() -> ModelConfig:
+    """Llama 3.1 8B, dense (Llama team, 2024, arXiv 2407.21783; config.json of meta-llama/Llama-3.1-8B)."""
+    return ModelConfig(
+        vocab_size=128256,
+        hidden=4096,
+        num_layers=32,
+        num_heads=32,
+        num_kv_heads=8,
+        ffn=14336,
+        norm_eps=1e-5,
+        rope=RopeConfig(theta=500000.0, scaling="llama3", factor=8.0, original_positions=8192),
+    )
+
+
+def qwen3_8b() -> ModelConfig:
+    """Qwen3-8B, dense (Qwen team, 2025, arXiv 2505.09388; config.json of Qwen/Qwen3-8B)."""
+    return ModelConfig(
+        vocab_size=151936,
+        hidden=4096,
+        num_layers=36,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        ffn=12288,
+        qk_norm="head",
+        norm_eps=1e-6,
+        rope=RopeConfig(theta=1e6),
+    )
+
+
 PRESETS: Mapping[str, Callable[[], ModelConfig]] = MappingProxyType(
-    {preset.__name__: preset for preset in (tiny, demo, mixtral_8x7b, qwen3_30b_a3b)}
+    {
+        preset.__name__: preset
+        for preset in (
+            tiny,
+            demo,
+            llama3_8b,
+            qwen3_8b,
+            mixtral_8x7b,
+            mixtral_8x22b,
+            qwen3_30b_a3b,
+            qwen3_235b_a22b,
+            olmoe_1b_7b,
+        )
+    }
 )

@@ -10,7 +10,9 @@ Each file tests/golden/hf_<case>.safetensors holds, in fp32 from a computation i
     grad.<name>     gradients of `loss` under the names that transformers keeps in memory (experts fused)
     tokens, labels  (B, S) int64; labels[:, s] is the target of tokens[:, s], -1 where not counted
     logits          (B, S, V)
-    cross_entropy, aux_loss, loss    loss = cross_entropy + router_aux_loss_coef * aux_loss
+    cross_entropy, loss    the loss is the cross entropy, or where transformers knows a balance loss,
+    aux_loss               loss = cross_entropy + router_aux_loss_coef * aux_loss
+    generated       (B, S) int64; the first PROMPT tokens of `tokens`, and what greedy generation adds to them
 
 and as metadata one entry, `made_of` (several would be written in random order): JSON of `config` (the model's
 config.json), `transformers` and `torch` (their versions).
@@ -28,28 +30,40 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 SEED = 20260
+BATCH, PROMPT, GENERATED = 2, 8, 32
 GOLDEN = Path(__file__).parent.parent / "tests" / "golden"
 
-_SHAPE = {
+_DENSE = {
     "vocab_size": 61,
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "num_experts_per_tok": 2,
+    "intermediate_size": 40,
     "max_position_embeddings": 64,
     "initializer_range": 0.3,
-    "router_aux_loss_coef": 0.2,
+    "pad_token_id": None,
     "attn_implementation": "eager",
-    "experts_implementation": "eager",
 }
-_QWEN3 = {**_SHAPE, "num_experts": 8, "intermediate_size": 40, "moe_intermediate_size": 12, "head_dim": 12}
+_SHAPE = {**_DENSE, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.2, "experts_implementation": "eager"}
+_QWEN3 = {**_SHAPE, "num_experts": 8, "moe_intermediate_size": 12, "head_dim": 12}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 
 # Written to tests/golden.
 GOLDEN_CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     {
         "mixtral_tiny": ("Mixtral", {**_SHAPE, "num_local_experts": 4, "intermediate_size": 24}),
         "qwen3_moe_tiny": ("Qwen3Moe", {**_QWEN3, "num_experts_per_tok": 3, "tie_word_embeddings": True}),
+        "llama_tiny": ("Llama", {**_DENSE, "rope_parameters": _LLAMA3}),
+        "qwen3_tiny": ("Qwen3", {**_DENSE, "head_dim": 12, "tie_word_embeddings": True}),
+        "olmoe_tiny": ("Olmoe", {**_SHAPE, "num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 12}),
     }
 )
 # Compared live only, where transformers is installed: what the golden files leave out.
@@ -81,8 +95,8 @@ def compute(family: str, options: Mapping[str, Any]) -> tuple[dict[str, torch.Te
     config = getattr(transformers, f"{family}Config")(**options)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("norm.weight"):
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
                 parameter.add_(0.3 * torch.randn_like(parameter))
     tensors = {f"weight.{name}": value for name, value in _published(model).items()}
     tensors |= _run(model.double())
@@ -101,28 +115,27 @@ def _published(model: Any) -> dict[str, torch.Tensor]:
 
 
 def _run(model: Any) -> dict[str, torch.Tensor]:
-    tokens = torch.randint(0, model.config.vocab_size, (2, 17))
+    tokens = torch.randint(0, model.config.vocab_size, (BATCH, PROMPT + GENERATED))
     labels = tokens.clone()
     labels[0, 5:8] = -100
-    out = model(input_ids=tokens, labels=labels, output_router_logits=True)
-    cross_entropy = out.loss - model.config.router_aux_loss_coef * out.aux_loss
+    balance = {"output_router_logits": True} if hasattr(model.config, "router_aux_loss_coef") else {}
+    out = model(input_ids=tokens, labels=labels, **balance)
     out.loss.backward()
     # transformers shifts the labels by one inside the loss; here each token stands beside its own target.
     targets = torch.full_like(labels, -1)
     targets[:, :-1] = torch.where(labels[:, 1:] == -100, -1, labels[:, 1:])
-    return {
-        "tokens": tokens,
-        "labels": targets,
-        "logits": out.logits,
-        "cross_entropy": cross_entropy,
-        "aux_loss": out.aux_loss,
-        "loss": out.loss,
-        **{f"grad.{name}": parameter.grad for name, parameter in model.named_parameters()},
-    }
+    results = {"tokens": tokens, "labels": targets, "logits": out.logits, "loss": out.loss, "cross_entropy": out.loss}
+    if balance:
+        results |= {"aux_loss": out.aux_loss}
+        results["cross_entropy"] = out.loss - model.config.router_aux_loss_coef * out.aux_loss
+    results["generated"] = model.generate(
+        tokens[:, :PROMPT], max_new_tokens=GENERATED, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    return results | {f"grad.{name}": parameter.grad for name, parameter in model.named_parameters()}
 
 
 def _stored(value: torch.Tensor) -> torch.Tensor:
-    value = value.detach().contiguous()
+    value = value.detach().clone(memory_format=torch.contiguous_format)
     return value.float() if value.is_floating_point() else value
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ascend_moe_train.checkpoint.huggingface_families import FAMILIES, REQUIRED, Family, Key
+from ascend_moe_train.checkpoint.huggingface_rope import read_rope
 from ascend_moe_train.checkpoint.huggingface_values import (
     MAX_EXPERTS,
     MAX_LAYERS,
@@ -49,7 +50,7 @@ def model_config_from_hf(config: object) -> ModelConfig:
         whole("num_experts", values["moe.num_experts"], MAX_EXPERTS)
         balance = coefficient("router_aux_loss_coef", values["moe.aux_loss_coef"])
         values["moe.aux_loss_coef"] = balance * (top_k if values["moe.aux_loss_scope"] == "model" else 1)
-    values["rope"] = _rope(config, family.default_theta)
+    values["rope"] = read_rope(config, family.rope)
     values |= family.derived(config, num_layers)
     try:
         return ModelConfig.model_validate(_nested(values))
@@ -74,24 +75,6 @@ def _read(config: Mapping[str, object], key: Key) -> tuple[str, object]:
         close = nearest(key.theirs[0], [str(name) for name in config])
         raise ConfigError(f"{SOURCE}: {key.theirs[0]} is missing{f': {close!r} is there instead' if close else ''}")
     return key.theirs[0], key.default
-
-
-def _rope(config: Mapping[str, object], default_theta: float) -> dict[str, object]:
-    """Read `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (before)."""
-    name = "rope_scaling" if config.get("rope_parameters") is None else "rope_parameters"
-    section = config.get(name)
-    section = {} if section is None else section
-    if not isinstance(section, dict):
-        raise refused(name, section, "a mapping")
-    if section.get("partial_rotary_factor", 1.0) != 1.0:
-        raise refused(f"{name}.partial_rotary_factor", section["partial_rotary_factor"], "1.0")
-    theta = section.get("rope_theta", config.get("rope_theta", default_theta))
-    kind = section.get("rope_type", section.get("type", "default"))
-    if kind not in ("default", "linear"):
-        raise refused(f"{name}.rope_type", kind, "'default' or 'linear'")
-    if kind == "default":
-        return {"theta": theta}
-    return {"theta": theta, "scaling": "linear", "factor": section.get("factor")}
 
 
 def _nested(values: Mapping[str, object]) -> dict[str, object]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from ascend_moe_train.checkpoint.huggingface_rope import RopeDefaults
 from ascend_moe_train.checkpoint.huggingface_values import MAX_LAYERS, refused, whole
 
 REQUIRED = object()
@@ -37,6 +38,9 @@ def nothing_more(config: Config, num_layers: int) -> Mapping[str, object]:
     return {}
 
 
+_ROPE = RopeDefaults()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """How one model_type is read.
@@ -49,7 +53,7 @@ class Family:
     layout: str
     fixed: tuple[Fixed, ...] = ()
     constants: Mapping[str, object] = field(default_factory=dict)
-    default_theta: float = 1e4
+    rope: RopeDefaults = _ROPE
     derived: Callable[[Config, int], Mapping[str, object]] = nothing_more
 
     @property
@@ -128,7 +132,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 Fixed(theirs="router_jitter_noise", value=0.0),
             ),
             constants={**_POOLED, "qk_norm": "none", "moe.normalize_topk": True},
-            default_theta=1e6,
+            rope=RopeDefaults(theta=1e6),
         ),
         "qwen3_moe": Family(
             keys=(
@@ -146,6 +150,20 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             fixed=(*_FIXED, _NO_BIAS, _NO_WINDOW),
             constants={**_POOLED, "qk_norm": "head"},
             derived=_qwen3_dense_layers,
+        ),
+        "olmoe": Family(
+            keys=(
+                *_DECODER,
+                _norm_eps(1e-5),
+                Key(theirs=("intermediate_size",), ours=("ffn", "moe.ffn")),
+                Key(theirs=_NUM_EXPERTS, ours=("moe.num_experts",)),
+                _TOP_K,
+                Key(theirs=("norm_topk_prob",), ours=("moe.normalize_topk",), default=False),
+                _balance(0.01),
+            ),
+            layout="split",
+            fixed=(*_FIXED, _NO_BIAS, Fixed(theirs="clip_qkv", value=None)),
+            constants={**_POOLED, "qk_norm": "full"},
         ),
     }
 )

@@ -46,10 +46,8 @@ class RopeConfig(Part):
     beta_fast: PositiveFloat = 32.0
     beta_slow: PositiveFloat = 1.0
     truncate: bool = True
-    mscale: PositiveFloat = Annotated[float, Field(gt=0)]
-NonNegativeFloat = 1.0
-    mscale_all_dim: PositiveFloat = Annotated[float, Field(gt=0)]
-NonNegativeFloat = 0.0
+    mscale: NonNegativeFloat = 1.0
+    mscale_all_dim: NonNegativeFloat = 0.0
 
     @model_validator(mode="after")
     def _keys_have_an_effect(self) -> Self:
@@ -62,7 +60,9 @@ NonNegativeFloat = 0.0
         if "original_positions" in _SCALING_KEYS[self.scaling] and self.original_positions is None:
             raise ValueError(f"original_positions is missing: scaling '{self.scaling}' needs it")
         if self.low_freq_factor >= self.high_freq_factor:
-            raise ValueError(f"low_freq_factor {self.low_freq_factor} is not below high_freq_factor {self.high_freq_factor}")
+            raise ValueError(
+                f"low_freq_factor {self.low_freq_factor} is not below high_freq_factor {self.high_freq_factor}"
+            )
         if self.beta_slow >= self.beta_fast:
             raise ValueError(f"beta_slow {self.beta_slow} is not below beta_fast {self.beta_fast}")
         return self
@@ -88,11 +88,9 @@ class MoEConfig(Part):
     routed_scale: Annotated[float, Field(gt=0)] = 1.0
     capacity_factor: Annotated[float, Field(gt=0)] | None = None
     drop_policy: Literal["position", "probability"] = "position"
-    aux_loss_coef: PositiveFloat = Annotated[float, Field(gt=0)]
-NonNegativeFloat = 0.01
+    aux_loss_coef: NonNegativeFloat = 0.01
     aux_loss_scope: Literal["sequence", "batch", "model"] = "batch"
-    z_loss_coef: PositiveFloat = Annotated[float, Field(gt=0)]
-NonNegativeFloat = 0.0
+    z_loss_coef: NonNegativeFloat = 0.0
     jitter: Annotated[float, Field(ge=0, lt=1)] = 0.0
     force_balance: bool = False
 

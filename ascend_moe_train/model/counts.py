@@ -47,8 +47,9 @@ def _block_shapes(cfg: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
         "attn_norm.weight": (cfg.hidden,),
         "attn.qkv.weight": ((cfg.num_heads + 2 * cfg.num_kv_heads) * head, cfg.hidden),
     }
-    if cfg.qk_norm == "head":
-        shapes |= {"attn.q_norm.weight": (head,), "attn.k_norm.weight": (head,)}
+    if cfg.qk_norm != "none":
+        q, k = (head, head) if cfg.qk_norm == "head" else (cfg.num_heads * head, cfg.num_kv_heads * head)
+        shapes |= {"attn.q_norm.weight": (q,), "attn.k_norm.weight": (k,)}
     shapes |= {"attn.out.weight": (cfg.hidden, cfg.num_heads * head), "ffn_norm.weight": (cfg.hidden,)}
     if cfg.moe is not None and cfg.is_moe(layer):
         return shapes | _moe_shapes(cfg.hidden, cfg.moe)

@@ -38,9 +38,7 @@ def frequencies(rope: RopeConfig, rotary_size: int) -> NDArray[np.float64]:
     return plain / rope.factor
 
 
-def _kept_by_llama3(
-    rope: RopeConfig, frequency: NDArray[np.float64], original_positions: int
-) -> NDArray[np.float64]:
+def _kept_by_llama3(rope: RopeConfig, frequency: NDArray[np.float64], original_positions: int) -> NDArray[np.float64]:
     """Share of each frequency that is not divided, by how often it turns within the original positions."""
     turns = original_positions * frequency / (2 * math.pi)
     return np.clip((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor), 0.0, 1.0)

@@ -56,7 +56,7 @@ class Transformer(nn.Cell):
         self.norm = RMSNorm(config.hidden, config.norm_eps, kernels)
         if not config.tie_embeddings:
             self.head = Linear(config.hidden, config.vocab_size, kernels)
-        cos, sin = rope_tables(config.rope, config.head_size, num_positions)
+        cos, sin = rope_tables(config.rope, config.rotary_size, num_positions)
         self.cos_table, self.sin_table = ms.Tensor(cos), ms.Tensor(sin)
 
     def weights(self) -> list[tuple[str, Any]]:

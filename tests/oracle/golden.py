@@ -17,8 +17,12 @@ from ascend_moe_train.model.config import ModelConfig
 
 Array = NDArray[Any]
 
+PROMPT = 8
 FOLDER = Path(__file__).parent.parent / "golden"
 HF_CASES = ("mixtral_tiny", "qwen3_moe_tiny")
+# Those whose every part the whole-model oracle knows, and all.
+ORACLE_CASES = (*HF_CASES, "llama_tiny", "qwen3_tiny", "olmoe_tiny")
+FAMILY_CASES = ORACLE_CASES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +39,8 @@ class Golden:
     balance: float
     """The balance loss before its coefficient."""
     total: float
+    generated_BS: NDArray[np.int64]
+    """The first PROMPT tokens of `tokens_BS`, and what greedy generation adds to them."""
 
 
 def read_tensors(case: str) -> tuple[dict[str, Array], dict[str, str]]:
@@ -48,8 +54,6 @@ def read_tensors(case: str) -> tuple[dict[str, Array], dict[str, str]]:
 def golden(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> Golden:
     """Translate the content of a golden file."""
     config = model_config_from_hf(json.loads(metadata["made_of"])["config"])
-    if config.moe is None:
-        raise ValueError("a golden file of a dense model")
     return Golden(
         config=config,
         weights=from_hf(_below("weight.", tensors), config),
@@ -58,8 +62,9 @@ def golden(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> Golden:
         targets_BS=tensors["labels"],
         logits_BSV=tensors["logits"],
         cross_entropy=float(tensors["cross_entropy"]),
-        balance=float(tensors["aux_loss"]) / config.moe.top_k,
+        balance=float(tensors["aux_loss"]) / config.moe.top_k if config.moe is not None else 0.0,
         total=float(tensors["loss"]),
+        generated_BS=tensors["generated"],
     )
 
 

@@ -16,7 +16,7 @@ from tests.oracle.ffn import swiglu, swiglu_vjp
 from tests.oracle.loss import cross_entropy, cross_entropy_vjp
 from tests.oracle.moe import MoEOutput, moe_layer, moe_layer_vjp
 from tests.oracle.norm import rms_norm, rms_norm_vjp
-from tests.oracle.rope import apply_rope, apply_rope_vjp, rope_angles
+from tests.oracle.rope import apply_rope, apply_rope_vjp, rope_angles, rope_magnitude, score_factor
 from tests.oracle.router import balance_loss, balance_loss_vjp, z_loss, z_loss_vjp
 
 Params = Mapping[str, F64]
@@ -189,11 +189,10 @@ def feed_forward_vjp(
 
 @in_float64
 def attention_block(x_TD: F64, params: Params, config: ModelConfig, batch: Inputs) -> F64:
-    """Project to q, k, v; norm each q and k head if configured; turn by position; attend; project back."""
+    """Project to q, k, v; norm q and k if configured; turn by position; attend; project back."""
     q, k, v = _qkv(x_TD, params, config, batch)
-    angle_BSP = rope_angles(batch.position_BS, config.head_size, config.rope)
-    q, k = (_head_norm(part, params, name, config) for part, name in ((q, "q"), (k, "k")))
-    out_BSHZ = attention(apply_rope(q, angle_BSP), apply_rope(k, angle_BSP), v, batch.segment_BS)
+    q, k = (_turn(_qk_norm(part, params, name, config), config, batch) for part, name in ((q, "q"), (k, "k")))
+    out_BSHZ = attention(score_factor(config.rope) * q, k, v, batch.segment_BS)
     return out_BSHZ.reshape(len(x_TD), -1) @ params["attn.out.weight"].T
 
 
@@ -203,19 +202,17 @@ def attention_block_vjp(
 ) -> tuple[F64, dict[str, F64]]:
     """Return (d_x_TD, gradients of attn.qkv.weight, attn.out.weight and, if there, attn.q_norm / k_norm.weight)."""
     raw_q, raw_k, v = _qkv(x_TD, params, config, batch)
-    angle_BSP = rope_angles(batch.position_BS, config.head_size, config.rope)
-    q = apply_rope(_head_norm(raw_q, params, "q", config), angle_BSP)
-    k = apply_rope(_head_norm(raw_k, params, "k", config), angle_BSP)
+    q = score_factor(config.rope) * _turn(_qk_norm(raw_q, params, "q", config), config, batch)
+    k = _turn(_qk_norm(raw_k, params, "k", config), config, batch)
     out_BSHZ = attention(q, k, v, batch.segment_BS)
 
     grads = {"attn.out.weight": d_y_TD.T @ out_BSHZ.reshape(len(x_TD), -1)}
     d_out_BSHZ = (d_y_TD @ params["attn.out.weight"]).reshape(out_BSHZ.shape)
     d_q, d_k, d_v = attention_vjp(d_out_BSHZ, q, k, v, batch.segment_BS)
-    d_q, d_k = apply_rope_vjp(d_q, angle_BSP), apply_rope_vjp(d_k, angle_BSP)
-    if config.qk_norm == "head":
-        q_weight, k_weight = params["attn.q_norm.weight"], params["attn.k_norm.weight"]
-        d_q, grads["attn.q_norm.weight"] = rms_norm_vjp(d_q, raw_q, q_weight, config.norm_eps)
-        d_k, grads["attn.k_norm.weight"] = rms_norm_vjp(d_k, raw_k, k_weight, config.norm_eps)
+    d_q, d_k = _turn_vjp(score_factor(config.rope) * d_q, config, batch), _turn_vjp(d_k, config, batch)
+    if config.qk_norm != "none":
+        d_q, grads["attn.q_norm.weight"] = _qk_norm_vjp(d_q, raw_q, params["attn.q_norm.weight"], config)
+        d_k, grads["attn.k_norm.weight"] = _qk_norm_vjp(d_k, raw_k, params["attn.k_norm.weight"], config)
     d_qkv = np.concatenate([part.reshape(len(x_TD), -1) for part in (d_q, d_k, d_v)], axis=1)
     grads["attn.qkv.weight"] = d_qkv.T @ x_TD
     return d_qkv @ params["attn.qkv.weight"], grads
@@ -228,10 +225,32 @@ def _qkv(x_TD: F64, params: Params, config: ModelConfig, batch: Inputs) -> tuple
     return q, k, v
 
 
-def _head_norm(x_BSHZ: F64, params: Params, name: str, config: ModelConfig) -> F64:
+def _qk_norm(x_BSHZ: F64, params: Params, name: str, config: ModelConfig) -> F64:
     if config.qk_norm == "none":
         return x_BSHZ
-    return rms_norm(x_BSHZ, params[f"attn.{name}_norm.weight"], config.norm_eps)
+    weight = params[f"attn.{name}_norm.weight"]
+    return rms_norm(_normed_unit(x_BSHZ, config), weight, config.norm_eps).reshape(x_BSHZ.shape)
+
+
+def _qk_norm_vjp(d_y_BSHZ: F64, x_BSHZ: F64, weight: F64, config: ModelConfig) -> tuple[F64, F64]:
+    d_y, x = _normed_unit(d_y_BSHZ, config), _normed_unit(x_BSHZ, config)
+    d_x, d_weight = rms_norm_vjp(d_y, x, weight, config.norm_eps)
+    return d_x.reshape(x_BSHZ.shape), d_weight
+
+
+def _normed_unit(x_BSHZ: F64, config: ModelConfig) -> F64:
+    """What one norm goes over as the last axis: a head, or all heads of a token."""
+    return x_BSHZ if config.qk_norm == "head" else x_BSHZ.reshape(*x_BSHZ.shape[:2], -1)
+
+
+def _turn(x_BSHZ: F64, config: ModelConfig, batch: Inputs) -> F64:
+    angle_BSP = rope_angles(batch.position_BS, config.rotary_size, config.rope)
+    return apply_rope(x_BSHZ, angle_BSP, rope_magnitude(config.rope))
+
+
+def _turn_vjp(d_y_BSHZ: F64, config: ModelConfig, batch: Inputs) -> F64:
+    angle_BSP = rope_angles(batch.position_BS, config.rotary_size, config.rope)
+    return apply_rope_vjp(d_y_BSHZ, angle_BSP, rope_magnitude(config.rope))
 
 
 def _below(params: Params, prefix: str) -> dict[str, F64]:

@@ -8,7 +8,7 @@ from ascend_moe_train.cli.main import main
 from ascend_moe_train.config import RunConfig, dump_yaml, load_run, run_to_dict
 from ascend_moe_train.config_error import OTHER_NAMES, known_keys
 from ascend_moe_train.errors import ConfigError
-from ascend_moe_train.presets import demo
+from ascend_moe_train.presets import PRESETS, demo
 
 GOOD = """\
 run: {dir: runs/x, steps: 600}
@@ -95,8 +95,7 @@ OVERRIDE_MISTAKES = [
     ("checkpoint=3", "checkpoint: 3 is not allowed: must be a mapping with keys every, keep, asynchronous"),
     (
         "model.preset=demos",
-        'model.preset: "demos" is not a preset: allowed are tiny, demo, mixtral_8x7b, qwen3_30b_a3b '
-        "(did you mean 'demo'?)",
+        f"model.preset: \"demos\" is not a preset: allowed are {', '.join(PRESETS)} (did you mean 'demo'?)",
     ),
     ("optim.warmup_steps=601", "optim.warmup_steps 601 is more than run.steps 600"),
     ("batch.micro_sequences=3", "batch: global_sequences 16 does not divide by micro_sequences 3"),

@@ -11,7 +11,7 @@ from ascend_moe_train.model.counts import (
     parameters_by_part,
     training_flops_per_token,
 )
-from ascend_moe_train.presets import PRESETS, demo, mixtral_8x7b, qwen3_30b_a3b, tiny
+from ascend_moe_train.presets import PRESETS, demo, qwen3_30b_a3b, tiny
 
 # Everything that a count can depend on, once.
 EVERY_PART = ModelConfig(
@@ -28,12 +28,27 @@ EVERY_PART = ModelConfig(
 )
 
 
-def test_published_sizes() -> None:
-    # Sums of the tensor sizes in the safetensors indexes of mistralai/Mixtral-8x7B-v0.1 and Qwen/Qwen3-30B-A3B.
-    assert num_parameters(mixtral_8x7b()) == 46_702_792_704
-    assert num_active_parameters(mixtral_8x7b()) == 12_879_925_248
-    assert num_parameters(qwen3_30b_a3b()) == 30_532_122_624
-    assert num_active_parameters(qwen3_30b_a3b()) == 3_353_032_704
+# Total: sums of the tensor sizes in the safetensors indexes of the models that the presets name. Active: the same sums
+# without the experts that a token does not meet; published as 12.9B, 39B, 3.3B, 22B and 1.3B (the model cards).
+PUBLISHED = {
+    "llama3_8b": (8_030_261_248, 8_030_261_248),
+    "qwen3_8b": (8_190_735_360, 8_190_735_360),
+    "mixtral_8x7b": (46_702_792_704, 12_879_925_248),
+    "mixtral_8x22b": (140_620_634_112, 39_152_031_744),
+    "qwen3_30b_a3b": (30_532_122_624, 3_353_032_704),
+    "qwen3_235b_a22b": (235_093_634_560, 22_190_763_520),
+    "olmoe_1b_7b": (6_919_161_856, 1_282_017_280),
+}
+
+
+def test_every_published_preset_is_counted() -> None:
+    assert PUBLISHED.keys() == PRESETS.keys() - {"tiny", "demo"}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_sizes(name: str) -> None:
+    config = PRESETS[name]()
+    assert (num_parameters(config), num_active_parameters(config)) == PUBLISHED[name]
 
 
 def test_shapes_of_every_part() -> None:

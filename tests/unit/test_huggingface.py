@@ -13,58 +13,17 @@ from ascend_moe_train.checkpoint.huggingface_names import LAYOUTS
 from ascend_moe_train.errors import CheckpointError, ConfigError
 from ascend_moe_train.model.config import ModelConfig, MoEConfig
 from ascend_moe_train.model.counts import parameter_shapes
-from ascend_moe_train.presets import mixtral_8x7b, qwen3_30b_a3b
-from tests.oracle.golden import HF_CASES, golden, read_tensors
-
-MIXTRAL: dict[str, object] = {
-    "model_type": "mixtral",
-    "attention_dropout": 0.0,
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "initializer_range": 0.02,
-    "intermediate_size": 14336,
-    "num_attention_heads": 32,
-    "num_experts_per_tok": 2,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "num_local_experts": 8,
-    "rms_norm_eps": 1e-05,
-    "rope_theta": 1000000.0,
-    "router_aux_loss_coef": 0.02,
-    "sliding_window": None,
-    "tie_word_embeddings": False,
-    "vocab_size": 32000,
-}
-QWEN3: dict[str, object] = {
-    "model_type": "qwen3_moe",
-    "attention_bias": False,
-    "decoder_sparse_step": 1,
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "mlp_only_layers": [],
-    "moe_intermediate_size": 768,
-    "norm_topk_prob": True,
-    "num_attention_heads": 32,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 48,
-    "num_key_value_heads": 4,
-    "rms_norm_eps": 1e-06,
-    "rope_scaling": None,
-    "rope_theta": 1000000.0,
-    "router_aux_loss_coef": 0.001,
-    "sliding_window": None,
-    "tie_word_embeddings": False,
-    "use_sliding_window": False,
-    "vocab_size": 151936,
-}
+from ascend_moe_train.presets import llama3_8b, mixtral_8x7b, olmoe_1b_7b, qwen3_8b, qwen3_30b_a3b
+from tests.oracle.golden import FAMILY_CASES, golden, read_tensors
+from tests.published_configs import LLAMA, MIXTRAL, OLMOE, QWEN3, QWEN3_DENSE, YARN
 
 
 def test_published_configs_are_the_presets() -> None:
     assert model_config_from_hf(MIXTRAL) == mixtral_8x7b()
     assert model_config_from_hf(QWEN3) == qwen3_30b_a3b()
+    assert model_config_from_hf(LLAMA) == llama3_8b()
+    assert model_config_from_hf(QWEN3_DENSE) == qwen3_8b()
+    assert model_config_from_hf(OLMOE) == olmoe_1b_7b()
 
 
 def test_defaults_are_those_of_the_family() -> None:
@@ -133,8 +92,18 @@ def test_rope_scaling_of_both_ages(rope: dict[str, object]) -> None:
         ({"rms_norm_eps": float("inf")}, "rms_norm_eps"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings.*true or false"),
         ({"rope_scaling": "linear"}, "rope_scaling.*mapping"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling.rope_type.*yarn"),
-        ({"rope_scaling": {"type": "linear"}}, "rope_parameters.*factor"),
+        (
+            {"rope_scaling": {"type": "dynamic", "factor": 4.0}},
+            'rope_scaling.rope_type: "dynamic".*linear, llama3, yarn',
+        ),
+        ({"rope_scaling": {"type": ["yarn"], "factor": 4.0}}, "rope_scaling.rope_type"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor: null"),
+        ({"rope_scaling": {**YARN, "factor": None}}, "rope_scaling.factor: null"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "original_positions is missing: scaling 'yarn' needs it"),
+        ({"rope_scaling": {**YARN, "beta_slow": 40}}, "beta_slow 40.0 is not below beta_fast 32.0"),
+        ({"rope_scaling": {**YARN, "truncate": 1}}, "truncate.*true or false"),
+        ({"rope_scaling": {**YARN, "attention_factor": 1.2}}, "rope_scaling.attention_factor: 1.2"),
+        ({"rope_scaling": {**YARN, "mscale_all_dim": 1.0}}, "rope_scaling.mscale_all_dim: 1.0.*does not scale"),
         ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "factor.*at least 1"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"rope_theta": "big"}, "rope_parameters.*theta"),
@@ -235,7 +204,7 @@ def test_names_by_hand() -> None:
     np.testing.assert_array_equal(theirs["model.layers.0.self_attn.v_proj.weight"], qkv[12:])
 
 
-@pytest.mark.parametrize("case", HF_CASES)
+@pytest.mark.parametrize("case", FAMILY_CASES)
 def test_golden_weights_return_to_the_published_names_and_bytes(case: str) -> None:
     tensors, metadata = read_tensors(case)
     reference = golden(tensors, metadata)

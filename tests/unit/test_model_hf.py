@@ -1,8 +1,9 @@
-"""The model against Hugging Face transformers on golden files: logits, losses and the gradient of every weight.
+"""The model against Hugging Face transformers on golden files: logits, losses, every gradient, greedy generation.
 
-tests/unit/test_hf_oracle.py does the same with the oracle, and says live whether the files are still true.
+tests/unit/test_hf_oracle.py says live whether the files are still true, and holds the oracle to them.
 """
 
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -10,50 +11,66 @@ import pytest
 
 from tests.model_run import KERNEL_SETS, CompiledModel, Result, kernels
 from tests.oracle.differences import relative_error
-from tests.oracle.golden import HF_CASES, Golden, golden, read_tensors
+from tests.oracle.golden import FAMILY_CASES, HF_CASES, PROMPT, Golden, golden, read_tensors
 from tests.oracle.transformer import inputs
 
 TOLERANCE = 1e-4
 
+RUNS = [(kernel_set, case) for kernel_set in KERNEL_SETS for case in HF_CASES]
+RUNS += [("portable", case) for case in FAMILY_CASES if case not in HF_CASES]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What transformers computed, and what the model gives on the same tokens and on those that were generated."""
+
+    reference: Golden
+    found: Result
+    continued: Result
+
 
 @cache
-def run(kernel_set: str, case: str) -> tuple[Golden, Result]:
+def run(kernel_set: str, case: str) -> Run:
     chosen, reference = kernels(kernel_set), golden(*read_tensors(case))
     batch = inputs(reference.tokens_BS, reference.targets_BS)
     model = CompiledModel(reference.config, chosen, reference.weights, num_positions=batch.tokens_BS.shape[1])
-    return reference, model.run(batch)
+    continued = model.run(inputs(reference.generated_BS, reference.targets_BS))
+    return Run(reference=reference, found=model.run(batch), continued=continued)
 
 
-@pytest.mark.parametrize("case", HF_CASES)
-@pytest.mark.parametrize("kernel_set", KERNEL_SETS)
+@pytest.mark.parametrize(("kernel_set", "case"), RUNS)
 def test_logits(kernel_set: str, case: str) -> None:
-    reference, found = run(kernel_set, case)
-    assert relative_error(found.logits_BSV, reference.logits_BSV) < TOLERANCE
+    this = run(kernel_set, case)
+    assert relative_error(this.found.logits_BSV, this.reference.logits_BSV) < TOLERANCE
 
 
-@pytest.mark.parametrize("case", HF_CASES)
-@pytest.mark.parametrize("kernel_set", KERNEL_SETS)
+@pytest.mark.parametrize(("kernel_set", "case"), RUNS)
 def test_losses(kernel_set: str, case: str) -> None:
-    reference, found = run(kernel_set, case)
-    assert found.cross_entropy == pytest.approx(reference.cross_entropy, rel=TOLERANCE)
-    assert found.balance == pytest.approx(reference.balance, rel=TOLERANCE)
-    assert found.total == pytest.approx(reference.total, rel=TOLERANCE)
+    this = run(kernel_set, case)
+    assert this.found.cross_entropy == pytest.approx(this.reference.cross_entropy, rel=TOLERANCE)
+    assert this.found.balance == pytest.approx(this.reference.balance, rel=TOLERANCE)
+    assert this.found.total == pytest.approx(this.reference.total, rel=TOLERANCE)
 
 
-@pytest.mark.parametrize("case", HF_CASES)
-@pytest.mark.parametrize("kernel_set", KERNEL_SETS)
+@pytest.mark.parametrize(("kernel_set", "case"), RUNS)
 def test_every_gradient(kernel_set: str, case: str) -> None:
-    reference, found = run(kernel_set, case)
-    assert found.grads.keys() == reference.grads.keys()
-    errors = {name: relative_error(found.grads[name], grad) for name, grad in reference.grads.items()}
+    this = run(kernel_set, case)
+    assert this.found.grads.keys() == this.reference.grads.keys()
+    errors = {name: relative_error(this.found.grads[name], grad) for name, grad in this.reference.grads.items()}
     assert {name: error for name, error in errors.items() if not error < TOLERANCE} == {}
 
 
-@pytest.mark.parametrize("case", HF_CASES)
-@pytest.mark.parametrize("kernel_set", KERNEL_SETS)
+@pytest.mark.parametrize(("kernel_set", "case"), RUNS)
+def test_greedy_generation(kernel_set: str, case: str) -> None:
+    this = run(kernel_set, case)
+    likeliest_BS = this.continued.logits_BSV.argmax(axis=-1)
+    np.testing.assert_array_equal(likeliest_BS[:, PROMPT - 1 : -1], this.reference.generated_BS[:, PROMPT:])
+
+
+@pytest.mark.parametrize(("kernel_set", "case"), RUNS)
 def test_every_token_goes_to_its_experts(kernel_set: str, case: str) -> None:
-    reference, found = run(kernel_set, case)
-    moe = reference.config.moe
-    assignments = 0 if moe is None else reference.tokens_BS.size * moe.top_k
-    np.testing.assert_array_equal(found.counts_LE.sum(axis=1), assignments)
-    assert found.dropped == 0
+    this = run(kernel_set, case)
+    moe = this.reference.config.moe
+    assignments = this.reference.tokens_BS.size * moe.top_k if moe is not None else 0
+    np.testing.assert_array_equal(this.found.counts_LE.sum(axis=1), assignments)
+    assert this.found.dropped == 0
