@@ -1,6 +1,9 @@
 """Dynamic loss scale (Micikevicius et al., 2018, section 3.2). Pure."""
 
 from dataclasses import dataclass, replace
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
 
 from ascend_moe_train.optim.config import LossScaleConfig
 
@@ -9,9 +12,12 @@ from ascend_moe_train.optim.config import LossScaleConfig
 class LossScale:
     """The scale in force, the good steps since it last changed, and how often it overflowed."""
 
-    scale: float
-    good_steps: int = 0
-    overflows: int = 0
+    # what a checkpoint must hold to be read back as one
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    scale: Annotated[float, Field(gt=0)]
+    good_steps: Annotated[int, Field(ge=0)] = 0
+    overflows: Annotated[int, Field(ge=0)] = 0
 
     def after(self, overflowed: bool, config: LossScaleConfig) -> "LossScale":
         """The state after one step: halved (by `factor`) on overflow, raised after `window` good steps in a row."""

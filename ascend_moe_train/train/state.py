@@ -31,11 +31,14 @@ class TrainingState(BaseModel):
     recent_losses: tuple[float, ...] = ()
 
     @classmethod
-    def from_meta(cls, meta: dict[str, Any], where: str) -> "TrainingState":
-        """The state that a checkpoint's `meta` holds. Raises CheckpointError naming the field."""
+    def from_meta(cls, meta: dict[str, Any], step: int, where: str) -> "TrainingState":
+        """The state that the `meta` of a checkpoint of `step` holds. Raises CheckpointError naming the field."""
         try:
-            return cls.model_validate_json(json.dumps(meta["state"]))
+            state = cls.model_validate_json(json.dumps(meta["state"]))
         except KeyError:
             raise CheckpointError(f"{where}: manifest.json: meta.state is missing") from None
         except ValidationError as error:
             raise CheckpointError(f"{where}: manifest.json: meta.state: {first_problem(error)}") from None
+        if state.step != step:
+            raise CheckpointError(f"{where}: manifest.json: meta.state.step is {state.step}, the checkpoint's {step}")
+        return state
