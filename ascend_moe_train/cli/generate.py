@@ -1,6 +1,7 @@
 """`amt generate`."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -32,29 +33,47 @@ def command(
 ) -> None:
     """Sample text from a checkpoint."""
     from ascend_moe_train.cli.quiet import quiet_mindspore
-    from ascend_moe_train.errors import DataError
 
+    text = _prompt_text(prompt)
+    if out is not None:
+        _check_out(out)
     quiet_mindspore()
-    from ascend_moe_train.train.generate import Sampling, load_generator
+    from ascend_moe_train.train.generate import Sampling, load_generator, text_pieces
     from ascend_moe_train.train.metrics import replace_file
 
-    text = sys.stdin.read() if prompt == "-" else prompt
     generator, words = load_generator(checkpoint, tokenizer)
-    start = words.encode(text) or [words.eod_id]
     sampling = Sampling(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    tokens: list[int] = []
-    shown = 0
-    for token in generator.tokens(start, sampling, words.eod_id):
-        tokens.append(token)
-        if not as_json:
-            whole = text + words.decode(tokens)
-            # a character may be spread over tokens: what is not yet whole waits
-            ready = len(whole.rstrip("\ufffd"))
-            click.echo(whole[shown:ready], nl=False)
-            shown = max(shown, ready)
-    whole = text + words.decode(tokens)
-    click.echo(json.dumps({"text": whole, "tokens": len(tokens)}) if as_json else whole[shown:])
+    tokens = generator.tokens(words.encode(text) or [words.eod_id], sampling, words.eod_id)
+    if as_json:
+        drawn = list(tokens)
+        text = "".join(text_pieces(words, text, drawn))
+        click.echo(json.dumps({"text": text, "tokens": len(drawn)}))
+    else:
+        pieces = []
+        for piece in text_pieces(words, text, tokens):
+            pieces.append(piece)
+            click.echo(piece, nl=False)
+        click.echo()
+        text = "".join(pieces)
     if out is not None:
-        if out.is_dir():
-            raise DataError(f"--out {out}: is a folder, a file is needed")
-        replace_file(out, [whole.encode()])
+        replace_file(out, [text.encode()])
+
+
+def _prompt_text(prompt: str) -> str:
+    from ascend_moe_train.errors import DataError
+
+    content = sys.stdin.buffer.read() if prompt == "-" else os.fsencode(prompt)
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        found = f"byte 0x{content[error.start]:02x} at byte offset {error.start}"
+        raise DataError(f"--prompt: {found} is not UTF-8 text") from None
+
+
+def _check_out(out: Path) -> None:
+    from ascend_moe_train.errors import DataError
+
+    if out.is_dir():
+        raise DataError(f"--out {out}: is a folder, a file is needed")
+    if not out.parent.is_dir():
+        raise DataError(f"--out {out}: there is no folder {out.parent}")

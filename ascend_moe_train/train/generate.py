@@ -1,7 +1,7 @@
 """Text from a trained model. Shape letters: see model/kernels/protocol.py."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,13 @@ from pydantic import ValidationError
 from ascend_moe_train.checkpoint import store
 from ascend_moe_train.config import RunConfig
 from ascend_moe_train.data.tokenizer import Tokenizer
-from ascend_moe_train.errors import CheckpointError
+from ascend_moe_train.errors import CheckpointError, TrainingError
+from ascend_moe_train.model.config import ModelConfig
+from ascend_moe_train.model.counts import parameter_shapes
 from ascend_moe_train.model.transformer import Transformer
 from ascend_moe_train.train.inputs import open_tokenizer
 from ascend_moe_train.train.metrics import first_problem
-from ascend_moe_train.train.persist import MODEL, fill
+from ascend_moe_train.train.persist import MODEL, check_tensor, fill
 from ascend_moe_train.train.session import build_model
 
 Tensor = Any
@@ -52,12 +54,17 @@ class _NextLogits(nn.Cell):
 class Generator:
     """Continues token sequences, one token at a time, with the whole forward pass each time."""
 
-    def __init__(self, model: Transformer, seq_len: int) -> None:
+    def __init__(self, model: Transformer, seq_len: int, vocab_size: int) -> None:
         self._next_logits = _NextLogits(model)
         self._seq_len = seq_len
+        self._vocab_size = vocab_size
 
     def logits(self, tokens: list[int]) -> NDArray[np.float64]:
-        """Logits of the token that follows, from the last `seq_len` tokens (V,)."""
+        """Logits of the token that follows, from the last `seq_len` tokens (V,).
+
+        V is the tokenizer's `vocab_size`: what a model knows beyond it stands for no text.
+        Raises TrainingError: not finite, since the weights are not or are far too large.
+        """
         window = tokens[-self._seq_len :]
         padded_1S = np.zeros((1, self._seq_len), np.int32)
         padded_1S[0, : len(window)] = window
@@ -65,7 +72,9 @@ class Generator:
         last, no_noise = np.array([len(window) - 1], np.int32), np.array([-1], np.int32)
         inputs = (padded_1S, np.zeros_like(padded_1S), position_1S, last, no_noise)
         values: NDArray[np.float64] = self._next_logits(*map(ms.Tensor, inputs)).asnumpy().astype(np.float64)
-        return values
+        if not np.isfinite(values).all():
+            raise TrainingError("the model's logits are not finite: its weights are of no use")
+        return values[: self._vocab_size]
 
     def tokens(self, prompt: list[int], sampling: Sampling, end: int | None) -> Iterator[int]:
         """The tokens that follow `prompt`, up to `max_tokens` or the end-of-document token, which is not given."""
@@ -91,17 +100,42 @@ def choose_token(logits_V: NDArray[np.float64], sampling: Sampling, random: np.r
     return int(random.choice(kept, p=p_V[kept] / p_V[kept].sum()))
 
 
+def text_pieces(tokenizer: Tokenizer, prompt: str, tokens: Iterable[int]) -> Iterator[str]:
+    """The prompt, then what each token adds. A character that is spread over tokens waits until it is whole."""
+    yield prompt
+    seen: list[int] = []
+    text, given = "", 0
+    for token in tokens:
+        seen.append(token)
+        text = tokenizer.decode(seen)
+        whole = len(text.rstrip("\ufffd"))
+        yield text[given:whole]
+        given = max(given, whole)
+    yield text[given:]
+
+
 def load_generator(path: Path, tokenizer_path: str | None) -> tuple[Generator, Tokenizer]:
     """The model and tokenizer of a checkpoint folder, or of the newest good one in a folder of checkpoints.
 
-    Raises CheckpointError or DataError: nothing there, damaged, or a tokenizer of another vocabulary.
+    It runs in fp32 on whatever device is here, whichever the run was on. Raises CheckpointError or DataError: nothing
+    there, damaged, or a tokenizer of another vocabulary.
     """
     meta, tensors, where = _weights(path)
     config = _config(meta, where)
+    _check_weights(tensors, config.model, where)
     tokenizer = open_tokenizer(Path(tokenizer_path or config.data.tokenizer), config.model.vocab_size)
-    model, _, _ = build_model(config)
+    here = config.run.model_copy(update={"device": "auto", "kernels": "auto", "precision": "fp32"})
+    model, _, _ = build_model(config.model_copy(update={"run": here}))
     fill(model.weights(), tensors, MODEL, where)
-    return Generator(model, config.data.seq_len), tokenizer
+    return Generator(model, config.data.seq_len, tokenizer.vocab_size), tokenizer
+
+
+def _check_weights(tensors: dict[str, Any], config: ModelConfig, where: Path) -> None:
+    """Before a model is built, which takes as much memory as its configuration claims."""
+    if config.num_layers > len(tensors):
+        raise CheckpointError(f"{where}: {len(tensors)} tensors are too few for model.num_layers {config.num_layers}")
+    for name, shape in parameter_shapes(config).items():
+        check_tensor(tensors, MODEL + name, shape, where)
 
 
 def _weights(path: Path) -> tuple[dict[str, Any], dict[str, Any], Path]:

@@ -10,7 +10,7 @@ from ascend_moe_train.config import RunConfig, dump_yaml
 from ascend_moe_train.data.tokenizer import Tokenizer
 from ascend_moe_train.model.counts import num_active_parameters, num_parameters, training_flops_per_token
 from ascend_moe_train.train.evaluate import Evaluator
-from ascend_moe_train.train.generate import Generator, Sampling
+from ascend_moe_train.train.generate import Generator, Sampling, text_pieces
 from ascend_moe_train.train.inputs import Inputs
 from ascend_moe_train.train.metrics import JsonlWriter, Record, replace_file
 from ascend_moe_train.train.peak import measured_cpu_peak_flops_per_s
@@ -62,9 +62,9 @@ def _exit_code(trainer: Trainer, stop: StopRequest, view: View) -> int:
 
 
 def _write_sample(trainer: Trainer, tokenizer: Tokenizer, prompt: str, run_dir: Path) -> str:
-    generator = Generator(trainer.model, trainer.config.data.seq_len)
+    generator = Generator(trainer.model, trainer.config.data.seq_len, tokenizer.vocab_size)
     start = tokenizer.encode(prompt) or [tokenizer.eod_id]
-    text = prompt + tokenizer.decode(list(generator.tokens(start, Sampling(), tokenizer.eod_id)))
+    text = "".join(text_pieces(tokenizer, prompt, generator.tokens(start, Sampling(), tokenizer.eod_id)))
     replace_file(run_dir / "sample.txt", [text.encode()])
     return text
 

@@ -48,7 +48,7 @@ def restore(
     fill(model.weights(), tensors, MODEL, checkpoint.path)
     fill(_moments(optimizer), tensors, "", checkpoint.path)
     note(f"continuing from {checkpoint.path}")
-    return TrainingState.from_meta(checkpoint.meta, str(checkpoint.path))
+    return TrainingState.from_meta(checkpoint.meta, checkpoint.step, str(checkpoint.path))
 
 
 def _named(prefix: str, weights: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
@@ -66,15 +66,19 @@ def fill(
 ) -> None:
     """Copies tensors into parameters by name. Raises CheckpointError naming a tensor that is missing or misshapen."""
     for name, parameter in _named(prefix, weights):
-        if name not in tensors:
-            raise CheckpointError(f"{path}: tensor {name!r} is missing")
-        value = tensors[name]
-        if value.shape != tuple(parameter.shape) or value.dtype != np.float32:
-            raise CheckpointError(
-                f"{path}: tensor {name!r} is {value.dtype} {list(value.shape)}, "
-                f"the model needs float32 {list(parameter.shape)}"
-            )
-        copy_into(parameter, value)
+        check_tensor(tensors, name, tuple(parameter.shape), path)
+        copy_into(parameter, tensors[name])
+
+
+def check_tensor(tensors: Mapping[str, NDArray[np.float32]], name: str, shape: tuple[int, ...], path: Path) -> None:
+    """Raises CheckpointError when a tensor is not there, or not of this shape and fp32."""
+    if name not in tensors:
+        raise CheckpointError(f"{path}: tensor {name!r} is missing")
+    value = tensors[name]
+    if value.shape != shape or value.dtype != np.float32:
+        raise CheckpointError(
+            f"{path}: tensor {name!r} is {value.dtype} {list(value.shape)}, the model needs float32 {list(shape)}"
+        )
 
 
 def _check_same_run(checkpoint: store.Checkpoint, config: RunConfig, note: Callable[[str], None]) -> None:
