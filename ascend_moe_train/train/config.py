@@ -32,9 +32,10 @@ class BatchConfig(Part):
 class GuardConfig(Part):
     """What to do when numbers go wrong.
 
-    A step whose loss or gradient norm is not finite is skipped; after `max_bad_steps` in a row the run stops. A step
-    whose loss exceeds the mean of the last `spike_window` good steps by `spike_sigma` standard deviations is a spike:
-    `spike_action` only reports it (`warn`) or also leaves the weights as they were (`skip`).
+    A step whose loss or gradient norm is not finite is skipped. A step whose loss exceeds the mean of the last
+    `spike_window` good steps by `spike_sigma` standard deviations is a spike: `spike_action` only reports it (`warn`)
+    or also leaves the weights as they were (`skip`). After `max_bad_steps` skipped steps in a row the run stops; those
+    of fp16 count only once the loss scale is down at its `min`.
     """
 
     max_bad_steps: PositiveInt = 10

@@ -35,7 +35,8 @@ Load = tuple[tuple[Share, ...], ...]
 class StepRecord:
     """One optimizer step. `step` counts finished steps: the first record of a run has step 1.
 
-    Losses are in nats per token: `loss` is the cross entropy, `aux_loss` and `z_loss` the weighted router terms.
+    `loss` is the cross entropy in nats per token; `aux_loss` (1 per layer when balanced) and `z_loss` are the router's
+    terms before their coefficients.
     `mfu` is `model_flops_per_s` over the device's peak, None when the peak is unknown. `load` holds each MoE layer's
     share of assignments per expert (each layer sums to 1); it is empty in steps that do not record it. `drop_rate` is
     dropped over routed assignments. `memory_bytes` is resident memory, `eta_s` the time left.

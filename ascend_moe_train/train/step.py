@@ -100,6 +100,7 @@ class TrainStep:
 
     def __init__(self, model: Transformer, optimizer: AdamW, num_micro: int) -> None:
         self.num_micro = num_micro
+        self._num_moe_layers = sum(block.is_moe for block in model.layers)
         gradients = _Gradients(model, optimizer.weights)
         if num_micro == 1:
             self._whole = _WholeStep(gradients, optimizer)
@@ -120,7 +121,7 @@ class TrainStep:
         control_5 = ms.Tensor(control.astype(np.float32))
         if self.num_micro == 1:
             figures, update = self._whole(control_5, *batch_tensors(batch), weight, _seed(noise_seed, 0))
-            return _result([figures], update)
+            return self._result([figures], update)
         per_micro = []
         size = batch.tokens_BS.shape[0] // self.num_micro
         for i in range(self.num_micro):
@@ -128,7 +129,23 @@ class TrainStep:
             total, rest = self._accumulate(control_5, *micro, weight, _seed(noise_seed, i))
             per_micro.append((total, *rest))
         loss = ms.Tensor(np.sum([f[0].asnumpy() for f in per_micro], axis=0, dtype=np.float32))
-        return _result(per_micro, self._update(loss, control_5))
+        return self._result(per_micro, self._update(loss, control_5))
+
+    def _result(self, per_micro: list[tuple[Tensor, ...]], update: tuple[Tensor, Tensor, Tensor]) -> StepResult:
+        sums = [np.sum([f[i].asnumpy() for f in per_micro], axis=0) for i in range(6)]
+        norm, applied, square_P = (x.asnumpy() for x in update)
+        return StepResult(
+            loss=float(sums[1][0]),
+            total_loss=float(sums[0][0]),
+            aux_loss=float(sums[2][0]),
+            z_loss=float(sums[3][0]),
+            grad_norm=float(norm[0]),
+            applied=bool(applied[0]),
+            num_dropped=int(sums[5][0]),
+            # a graph has no empty tensors: a dense model hands out one row that means nothing
+            counts_LE=sums[4].astype(np.int64)[: self._num_moe_layers],
+            square_P=square_P.astype(np.float64),
+        )
 
 
 def batch_tensors(batch: Batch, rows: slice = slice(None)) -> tuple[Tensor, ...]:
@@ -139,19 +156,3 @@ def batch_tensors(batch: Batch, rows: slice = slice(None)) -> tuple[Tensor, ...]
 
 def _seed(noise_seed: int, micro: int) -> Tensor:
     return ms.Tensor(np.array([(noise_seed * 65537 + micro) % 2**31], np.int32))
-
-
-def _result(per_micro: list[tuple[Tensor, ...]], update: tuple[Tensor, Tensor, Tensor]) -> StepResult:
-    sums = [np.sum([f[i].asnumpy() for f in per_micro], axis=0) for i in range(6)]
-    norm, applied, square_P = (x.asnumpy() for x in update)
-    return StepResult(
-        loss=float(sums[1][0]),
-        total_loss=float(sums[0][0]),
-        aux_loss=float(sums[2][0]),
-        z_loss=float(sums[3][0]),
-        grad_norm=float(norm[0]),
-        applied=bool(applied[0]),
-        num_dropped=int(sums[5][0]),
-        counts_LE=sums[4].astype(np.int64),
-        square_P=square_P.astype(np.float64),
-    )

@@ -92,10 +92,12 @@ class Trainer:
         tokens = batch.tokens_BS.size
         self.state, warning = self._advance(result, limit, tokens)
         if self.state.bad_in_row >= config.guard.max_bad_steps:
-            origin = find_origin(self.model, batch, result, noise_seed)
+            last = f"the last with loss {result.loss:.6g} and gradient norm {result.grad_norm:.6g}"
+            why = f"loss limit {limit:.6g}"
+            if not _is_finite(result):
+                why = f"first not finite: {find_origin(self.model, batch, result, noise_seed)}"
             raise TrainingError(
-                f"stopped at step {self.state.step}: {self.state.bad_in_row} steps in a row were not finite (loss "
-                f"{result.loss}, gradient norm {result.grad_norm}); first not finite: {origin}"
+                f"stopped at step {self.state.step}: {self.state.bad_in_row} steps in a row were skipped, {last}; {why}"
             )
         record = meter.record(
             step=self.state.step,
@@ -119,13 +121,13 @@ class Trainer:
         """The state after a step, and what the user should know of it."""
         config, state = self.config, self.state
         step = state.step + 1
-        finite = math.isfinite(result.total_loss) and math.isfinite(result.grad_norm)
+        finite = _is_finite(result)
         is_spike = finite and result.total_loss > limit
         scale, at_least = state.loss_scale, state.loss_scale.scale <= config.loss_scale.min
         if self._scales_loss:
             scale = scale.after(not finite, config.loss_scale)
         # an overflow that a lower scale can still mend is fp16's normal life
-        is_bad = not finite and (not self._scales_loss or at_least)
+        is_bad = (is_spike and not result.applied) or (not finite and (not self._scales_loss or at_least))
         after = state.model_copy(
             update={
                 "step": step,
@@ -149,3 +151,7 @@ class Trainer:
                 f"step {step}: fp16 overflow, skipped; loss scale {state.loss_scale.scale:g} -> {scale.scale:g}",
             )
         return after, f"step {step}: loss {result.loss} or gradient norm {result.grad_norm} not finite, skipped"
+
+
+def _is_finite(result: StepResult) -> bool:
+    return math.isfinite(result.total_loss) and math.isfinite(result.grad_norm)
