@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from ascend_moe_train.data.chat_template import Answers
+    from ascend_moe_train.data.encoding import TooLong
+    from ascend_moe_train.data.manifest import SplitRecord
     from ascend_moe_train.data.prepare import Prepared, Progress
 
 EXIT_TERMINATED = 143  # 128 + SIGTERM, as a shell reports it
@@ -20,7 +23,7 @@ _UPDATES_PER_STAGE = 200
 
 @click.group("data")
 def command() -> None:
-    """Make token shards from text, and look into them."""
+    """Make token shards from text or conversations, and look into them."""
 
 
 @command.command("prepare")
@@ -35,8 +38,36 @@ def command() -> None:
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to make.")
 @click.option("--vocab-size", type=int, metavar="N", help="Size of the vocabulary to train; bound for a given one.")
 @click.option("--tokenizer", type=click.Path(path_type=Path), help="Use this tokenizer.json, train none.")
-@click.option("--field", default="text", show_default=True, help="The field of a JSONL line that holds the text.")
+@click.option("--field", help="The field of a JSONL line that is read.  [default: text; messages of conversations]")
 @click.option("--valid-fraction", default=0.05, show_default=True, help="Share of documents held out; 0 for none.")
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["text", "chat"]),
+    default="text",
+    show_default=True,
+    help="chat: each JSONL line is a conversation, of which only the assistant's turns count in the loss.",
+)
+@click.option(
+    "--chat-template",
+    type=click.Path(path_type=Path),
+    help="Jinja file instead of the template beside the tokenizer.",
+)
+@click.option("--max-tokens", type=int, metavar="N", help="Longest conversation; data.seq_len + 1 fits a sequence.")
+@click.option(
+    "--too-long",
+    type=click.Choice(["drop", "truncate"]),
+    default="drop",
+    show_default=True,
+    help="What becomes of a longer conversation.",
+)
+@click.option(
+    "--answers",
+    type=click.Choice(["all", "last"]),
+    default="all",
+    show_default=True,
+    help="Which of the assistant's turns count.",
+)
 @click.option("--force", is_flag=True, help="Replace a corpus that is there already.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, without a progress bar.")
 def prepare_command(
@@ -45,14 +76,22 @@ def prepare_command(
     out: Path,
     vocab_size: int | None,
     tokenizer: Path | None,
-    field: str,
+    field: str | None,
     valid_fraction: float,
+    kind: str,
+    chat_template: Path | None,
+    max_tokens: int | None,
+    too_long: "TooLong",
+    answers: "Answers",
     force: bool,
     as_json: bool,
 ) -> None:
     """Tokenise text into OUT: train and valid shards, tokenizer.json, manifest.json."""
-    from ascend_moe_train.data.prepare import prepare
+    from ascend_moe_train.data.prepare import ChatOptions, prepare
 
+    chat = ChatOptions(template=chat_template, max_tokens=max_tokens, too_long=too_long, answers=answers)
+    if kind == "text" and chat != ChatOptions():
+        raise click.UsageError("--chat-template, --max-tokens, --too-long and --answers are for --format chat")
     with _stop_cleanly(), _progress_bar(silent=as_json) as progress:
         prepared = prepare(
             sources=sources,
@@ -62,6 +101,7 @@ def prepare_command(
             tokenizer=tokenizer,
             field=field,
             valid_fraction=valid_fraction,
+            chat=chat if kind == "chat" else None,
             force=force,
             progress=progress,
         )
@@ -104,9 +144,20 @@ def _show_prepared(out: Path, prepared: "Prepared") -> None:
     )
     rows: list[tuple[str, ...]] = [("split", "documents", "tokens", "text", "bytes/token")]
     for name, split in manifest.splits.items():
-        ratio = f"{split.bytes / split.tokens:.2f}"
+        ratio = f"{split.bytes_per_token:.2f}"
         rows.append((name, f"{split.documents:,}", f"{split.tokens:,}", format_bytes(split.bytes), ratio))
     _print_table(rows)
+    for name, split in manifest.splits.items():
+        if split.counted_tokens is not None:
+            click.echo(_conversations_line(name, split))
+
+
+def _conversations_line(name: str, split: "SplitRecord") -> str:
+    counted = split.counted_tokens or 0
+    line = f"{name}: {counted:,} tokens ({counted / split.tokens:.0%}) are the assistant's and count in the loss"
+    if split.dropped or split.truncated:
+        line += f"; too long: {split.dropped:,} dropped, {split.truncated:,} truncated"
+    return line
 
 
 def _print_table(rows: list[tuple[str, ...]]) -> None:

@@ -16,7 +16,7 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 # Verb: the module that holds its `command`, imported only when the verb runs; and its line in the help.
 VERBS = MappingProxyType(
     {
-        "data": ("ascend_moe_train.cli.data", "Make token shards from text, and look into them."),
+        "data": ("ascend_moe_train.cli.data", "Make token shards from text or conversations, and look into them."),
         "train": (
             "ascend_moe_train.cli.train",
             "Train the model of RUN_YAML; the same command continues a run that was interrupted.",

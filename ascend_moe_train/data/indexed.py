@@ -74,7 +74,7 @@ class IndexedWriter:
         """Documents written so far."""
         return len(self._sizes)
 
-    def add(self, token_ids: Sequence[int]) -> None:
+    def add(self, token_ids: Sequence[int] | NDArray[Any]) -> None:
         """Append one document. Raises DataError when an id does not fit the token type."""
         ids = np.asarray(token_ids, dtype=np.int64)
         bounds = np.iinfo(self.dtype)

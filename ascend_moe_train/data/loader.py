@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ascend_moe_train.data.blend import Blend
 from ascend_moe_train.data.config import DataConfig
-from ascend_moe_train.data.corpus import Corpus
+from ascend_moe_train.data.corpus import Corpus, Window, open_corpus
 from ascend_moe_train.errors import DataError
 
 NOT_COUNTED = -1
@@ -24,7 +24,7 @@ class Batch:
     `targets_BS`: the next token; -1 where it is not counted. `segment_BS`: number of the token's document inside the
     sequence, from 0. `position_BS`: 0 to S - 1. With `reset_attention` segments tell documents apart, positions restart
     at every document, and the first token of a document, of which nothing in sight tells, is no target; without it all
-    segments are 0.
+    segments are 0. Conversations are always told apart, and only what the assistant says is a target.
     """
 
     tokens_BS: NDArray[np.int32]
@@ -60,7 +60,7 @@ class TrainLoader:
         self._first = dp_rank * self._local_sequences
         self._blend = Blend([corpus.weight for corpus in data.train])
         self._corpora = [
-            Corpus(corpus.path, "train", seq_len=data.seq_len, vocab_size=vocab_size) for corpus in data.train
+            open_corpus(corpus.path, "train", seq_len=data.seq_len, vocab_size=vocab_size) for corpus in data.train
         ]
         for corpus in self._corpora:
             if corpus.num_windows == 0:
@@ -73,19 +73,13 @@ class TrainLoader:
         """This rank's [global_sequences / dp_size, S] sequences of optimizer step `step`, from 0."""
         if step < 0:
             raise ValueError(f"step {step} is negative")
-        shape = (self._local_sequences, self._data.seq_len + 1)
-        window_BS = np.zeros(shape, dtype=np.int32)
-        segment_BS = np.zeros(shape, dtype=np.int32)
+        windows = _Windows(self._local_sequences, self._data)
         first = step * self._global_sequences + self._first
         for row in range(self._local_sequences):
             number, draw = self._blend.locate(first + row)
             corpus = self._corpora[number]
-            epoch, place = divmod(draw, corpus.num_windows)
-            order = corpus.shuffled(self._seed, number, epoch)
-            start = int(order.windows[place]) * self._data.seq_len
-            corpus.read(start, window_BS[row], segment_BS[row], order)
-            corpus.refuse_ids(window_BS[row])
-        return _batch(window_BS, segment_BS, self._data.reset_attention)
+            corpus.read_drawn(draw, self._seed, number, windows.row(row, corpus))
+        return windows.batch()
 
 
 class EvalLoader:
@@ -105,63 +99,75 @@ class EvalLoader:
         self._data = data
         self._micro_sequences = micro_sequences
         self._corpora = [
-            Corpus(corpus.path, "valid", seq_len=data.seq_len, vocab_size=vocab_size) for corpus in data.valid
+            open_corpus(corpus.path, "valid", seq_len=data.seq_len, vocab_size=vocab_size) for corpus in data.valid
         ]
         blend = Blend([corpus.weight for corpus in data.valid])
         drawn = np.bincount([blend.locate(i)[0] for i in range(num_sequences)], minlength=len(data.valid))
-        # (corpus, first token) of every sequence
-        self._starts = [
-            (corpus, start)
+        self._chosen = [
+            (corpus, window)
             for corpus, count in zip(self._corpora, drawn, strict=True)
-            for start in _spread(corpus, int(count))
+            for window in _spread(corpus, int(count))
         ]
-        self.num_sequences = len(self._starts)
+        self.num_sequences = len(self._chosen)
         self.bytes_per_token = self._mean_bytes_per_token()
 
     def __iter__(self) -> Iterator[Batch]:
-        shape = (self._micro_sequences, self._data.seq_len + 1)
         for first in range(0, self.num_sequences, self._micro_sequences):
-            window_BS = np.zeros(shape, dtype=np.int32)
-            segment_BS = np.zeros(shape, dtype=np.int32)
-            filled_B = np.zeros(self._micro_sequences, dtype=np.int64)
-            for row, (corpus, start) in enumerate(self._starts[first : first + self._micro_sequences]):
-                filled_B[row] = corpus.read(start, window_BS[row], segment_BS[row])
-                corpus.refuse_ids(window_BS[row])
-            batch = _batch(window_BS, segment_BS, self._data.reset_attention)
-            batch.targets_BS[np.arange(1, shape[1]) >= filled_B[:, None]] = NOT_COUNTED
-            yield batch
+            windows = _Windows(self._micro_sequences, self._data)
+            for row, (corpus, window) in enumerate(self._chosen[first : first + self._micro_sequences]):
+                corpus.read_eval(window, windows.row(row, corpus))
+            yield windows.batch()
 
     def _mean_bytes_per_token(self) -> float | None:
         """The mean over the sequences that are read, each with its corpus's share."""
         total = 0.0
-        for corpus, _ in self._starts:
+        for corpus, _ in self._chosen:
             if corpus.bytes_per_token is None:
                 return None
             total += corpus.bytes_per_token
-        return total / len(self._starts)
+        return total / len(self._chosen)
 
 
 def _spread(corpus: Corpus, count: int) -> list[int]:
-    """First tokens of `count` windows at even distances; of all windows, the last one short, when there are fewer."""
+    """Numbers of `count` windows at even distances; of all windows when there are fewer."""
     if corpus.dataset.num_tokens < 2:
         raise DataError(f"{corpus.dataset.bin_path}: holds {corpus.dataset.num_tokens} token, validation needs two")
-    available = -(-(corpus.dataset.num_tokens - 1) // corpus.seq_len)
+    available = corpus.num_eval_windows
     count = min(count, available)
-    return [number * available // count * corpus.seq_len for number in range(count)]
+    return [number * available // count for number in range(count)]
 
 
-def _batch(window_BS: NDArray[np.int32], segment_BS: NDArray[np.int32], reset_attention: bool) -> Batch:
-    """From windows of S + 1 tokens, and the document of each, to S tokens with their targets."""
-    num_sequences, seq_len = window_BS.shape[0], window_BS.shape[1] - 1
-    targets_BS = window_BS[:, 1:].copy()
-    position_BS = np.tile(np.arange(seq_len, dtype=np.int32), (num_sequences, 1))
-    if reset_attention:
+class _Windows:
+    """Windows of S + 1 tokens on their way to a batch of S."""
+
+    def __init__(self, num_sequences: int, data: DataConfig) -> None:
+        shape = (num_sequences, data.seq_len + 1)
+        self._tokens_BS = np.zeros(shape, dtype=np.int32)
+        self._segment_BS = np.zeros(shape, dtype=np.int32)
+        self._counted_BS = np.zeros(shape, dtype=np.uint8)
+        self._is_separate_B = np.full(num_sequences, data.reset_attention)
+
+    def row(self, number: int, corpus: Corpus) -> Window:
+        """Where a window of this corpus is to be written."""
+        self._is_separate_B[number] |= corpus.is_separate
+        return Window(
+            tokens_S=self._tokens_BS[number],
+            segment_S=self._segment_BS[number],
+            counted_S=self._counted_BS[number],
+        )
+
+    def batch(self) -> Batch:
+        """The tokens with their targets."""
+        num_sequences, seq_len = self._tokens_BS.shape[0], self._tokens_BS.shape[1] - 1
+        segment_BS = np.where(self._is_separate_B[:, None], self._segment_BS, 0).astype(np.int32)
         border_BS = segment_BS[:, 1:] != segment_BS[:, :-1]
-        targets_BS[border_BS] = NOT_COUNTED
+        targets_BS = np.where(border_BS | (self._counted_BS[:, 1:] == 0), NOT_COUNTED, self._tokens_BS[:, 1:])
+        position_BS = np.tile(np.arange(seq_len, dtype=np.int32), (num_sequences, 1))
         starts_BS = np.zeros_like(position_BS)
         starts_BS[:, 1:] = np.where(border_BS[:, :-1], position_BS[:, 1:], 0)
-        position_BS -= np.maximum.accumulate(starts_BS, axis=1)
-    segments = segment_BS[:, :-1].copy() if reset_attention else np.zeros_like(position_BS)
-    return Batch(
-        tokens_BS=window_BS[:, :-1].copy(), targets_BS=targets_BS, segment_BS=segments, position_BS=position_BS
-    )
+        return Batch(
+            tokens_BS=self._tokens_BS[:, :-1].copy(),
+            targets_BS=targets_BS.astype(np.int32),
+            segment_BS=segment_BS[:, :-1].copy(),
+            position_BS=position_BS - np.maximum.accumulate(starts_BS, axis=1),
+        )

@@ -13,9 +13,17 @@ from ascend_moe_train.part import Part
 
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
+TEMPLATE_NAME = "chat_template.jinja"
 SPLITS = ("train", "valid")
+# What follows a split's name in the name of the shard that has a 1 for each of its tokens that counts in the loss.
+COUNTED_SUFFIX = "-counted"
 CORPUS_FILES = frozenset(
-    {MANIFEST_NAME, TOKENIZER_NAME, *(f"{split}.{kind}" for split in SPLITS for kind in ("bin", "idx"))}
+    {
+        MANIFEST_NAME,
+        TOKENIZER_NAME,
+        TEMPLATE_NAME,
+        *(f"{split}{shard}.{kind}" for split in SPLITS for shard in ("", COUNTED_SUFFIX) for kind in ("bin", "idx")),
+    }
 )
 MAX_MANIFEST_BYTES = 1 << 28
 
@@ -24,14 +32,22 @@ Positive = Annotated[int, Field(ge=1)]
 
 
 class Arguments(Part):
-    """What the user asked for. `tokenizer_sha256` is None when the tokenizer was trained here."""
+    """What the user asked for. `tokenizer_sha256` is None when the tokenizer was trained here.
+
+    The last four are of conversations; `template_sha256` covers the special tokens that the template is given.
+    """
 
     sources: list[str]
     corpus: str | None
+    format: Literal["text", "chat"] = "text"
     field: str
     vocab_size: int | None
     tokenizer_sha256: str | None
     valid_fraction: float
+    template_sha256: str | None = None
+    max_tokens: Positive | None = None
+    too_long: Literal["drop", "truncate"] | None = None
+    answers: Literal["all", "last"] | None = None
 
 
 class SourceRecord(Part):
@@ -43,12 +59,24 @@ class SourceRecord(Part):
 
 
 class SplitRecord(Part):
-    """One split. `bytes` counts the UTF-8 text, `tokens` includes one end-of-document token per document."""
+    """One split. `tokens` includes one end-of-document token per document of text.
+
+    `bytes` counts the UTF-8 text of the tokens that are targets: all, or `counted_tokens` of them. `dropped` and
+    `truncated` conversations were longer than asked for.
+    """
 
     documents: Positive
     tokens: Positive
     bytes: Positive
     max_token_id: Count
+    counted_tokens: Positive | None = None
+    dropped: Count = 0
+    truncated: Count = 0
+
+    @property
+    def bytes_per_token(self) -> float:
+        """UTF-8 bytes of text for each token that is a target."""
+        return self.bytes / (self.counted_tokens or self.tokens)
 
 
 class FileRecord(Part):
@@ -71,6 +99,11 @@ class Manifest(Part):
     sources: list[SourceRecord]
     files: dict[str, FileRecord]
     tokenizers_version: str
+
+
+def counted_prefix(prefix: Path) -> Path:
+    """The shard that says which tokens of a shard count in the loss."""
+    return prefix.with_name(prefix.name + COUNTED_SUFFIX)
 
 
 def read_manifest(folder: Path) -> Manifest | None:

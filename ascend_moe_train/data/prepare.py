@@ -1,4 +1,4 @@
-"""`amt data prepare`: text to token shards. Pure.
+"""`amt data prepare`: text or conversations to token shards. Pure.
 
 The output folder appears complete or not at all: everything is written into a hidden folder beside it, synced to disk,
 and renamed. The sources are read two or three times (survey, tokenizer training, tokens), never held in memory.
@@ -6,25 +6,38 @@ and renamed. The sources are read two or three times (survey, tokenizer training
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 
-from ascend_moe_train.data.indexed import IndexedDataset, IndexedWriter, token_type
+from ascend_moe_train.data.chat import conversation_text
+from ascend_moe_train.data.chat_template import Answers, ChatRenderer, TemplateSource, find_template
+from ascend_moe_train.data.encoding import ChatEncoder, Encoder, TextEncoder, TooLong
+from ascend_moe_train.data.indexed import IndexedDataset
 from ascend_moe_train.data.manifest import (
     CORPUS_FILES,
     MANIFEST_NAME,
     SPLITS,
+    TEMPLATE_NAME,
     TOKENIZER_NAME,
     Arguments,
     FileRecord,
     Manifest,
     SourceRecord,
-    SplitRecord,
     read_manifest,
 )
-from ascend_moe_train.data.sources import Document, SourceFile, find_files, read_documents
+from ascend_moe_train.data.sources import (
+    Document,
+    Extract,
+    SourceFile,
+    find_files,
+    read_documents,
+    text_field,
+)
+from ascend_moe_train.data.split_writer import Written, write_split
 from ascend_moe_train.data.staging import occupied, staged_folder, write_synced
 from ascend_moe_train.data.tokenizer import Tokenizer, parse_tokenizer, read_tokenizer_text, train_tokenizer
 from ascend_moe_train.errors import DataError
@@ -32,8 +45,17 @@ from ascend_moe_train.errors import DataError
 # stage, bytes done, bytes in all
 Progress = Callable[[str, int, int], None]
 
-_BATCH_BYTES = 1 << 22
 _HASH_RANGE = 1 << 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions:
+    """How conversations are read: see `chat_template.find_template`, `encoding.ChatEncoder` and `chat_worker`."""
+
+    template: Path | None = None
+    max_tokens: int | None = None
+    too_long: TooLong = "drop"
+    answers: Answers = "all"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +67,20 @@ class Prepared:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Given:
+    """What the user brought: a tokenizer with the text of its file, and for conversations a template."""
+
+    tokenizer: tuple[Tokenizer, str] | None
+    template: TemplateSource | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Survey:
     """The sources after one reading. Held out is a name hash below `valid_below` with at most `valid_bytes` of text."""
 
     files: Sequence[SourceFile]
     field: str
+    extract: Extract
     records: list[SourceRecord]
     documents: int
     empty_documents: int
@@ -72,13 +103,16 @@ def prepare(
     out: Path,
     vocab_size: int | None = None,
     tokenizer: Path | None = None,
-    field: str = "text",
+    field: str | None = None,
     valid_fraction: float = 0.05,
+    chat: ChatOptions | None = None,
     force: bool = False,
     progress: Progress = lambda stage, done_bytes, total_bytes: None,
 ) -> Prepared:
     """Tokenise text into `out`: train.bin/.idx, valid.bin/.idx, tokenizer.json and manifest.json.
 
+    With `chat`, JSONL lines are conversations (see `chat`), a tokenizer is needed, and beside each shard is one that
+    says which tokens count in the loss. `field` is `text`, or `messages` of conversations, unless named.
     A tokenizer of `vocab_size` tokens is trained on the training split, unless one is given; `vocab_size` is then the
     bound on its ids, when named. Whole documents are held out for validation, chosen by a hash of their names: the
     share `valid_fraction` of them, at least one; a document larger than that share of all bytes is not, so that it does
@@ -89,16 +123,20 @@ def prepare(
         raise DataError(f"valid_fraction {valid_fraction} is not possible, allowed: 0 (no validation split) to below 1")
     if vocab_size is None and tokenizer is None:
         raise DataError("name the size of the vocabulary to train (--vocab-size), or a tokenizer (--tokenizer)")
+    if chat is not None and (tokenizer is None or corpus is not None):
+        raise DataError("conversations need --source and a --tokenizer: that of the model to be tuned")
     files = find_files(sources, corpus, out)
-    given = None if tokenizer is None else _given_tokenizer(tokenizer, vocab_size)
-    survey = _survey(files, field, valid_fraction, progress)
+    given = _given(tokenizer, vocab_size, chat)
+    extract = text_field if chat is None else conversation_text
+    survey = _survey(files, field or ("text" if chat is None else "messages"), extract, valid_fraction, progress)
     arguments = Arguments(
         sources=[_printable(source) for source in sources],
         corpus=corpus,
-        field=_printable(field),
+        field=_printable(survey.field),
         vocab_size=vocab_size,
-        tokenizer_sha256=None if given is None else hashlib.sha256(given[1].encode()).hexdigest(),
+        tokenizer_sha256=None if given.tokenizer is None else _sha256(given.tokenizer[1]),
         valid_fraction=float(valid_fraction),
+        **_chat_arguments(chat, given.template),
     )
     try:
         if occupied(out):
@@ -110,6 +148,32 @@ def prepare(
     except OSError as error:
         raise DataError(f"{error.filename or out}: cannot be written: {error.strerror}") from error
     return Prepared(manifest=manifest, reused=False)
+
+
+def _chat_arguments(chat: ChatOptions | None, template: TemplateSource | None) -> dict[str, Any]:
+    if chat is None or template is None:
+        return {}
+    if chat.max_tokens is not None and chat.max_tokens < 2:
+        raise DataError(f"max_tokens {chat.max_tokens} is not possible, allowed: 2 and more")
+    return {
+        "format": "chat",
+        "template_sha256": template.sha256,
+        "max_tokens": chat.max_tokens,
+        "too_long": chat.too_long,
+        "answers": chat.answers,
+    }
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _given(path: Path | None, vocab_size: int | None, chat: ChatOptions | None) -> _Given:
+    if path is None:
+        return _Given(tokenizer=None, template=None)
+    tokenizer, text = _given_tokenizer(path, vocab_size)
+    template = None if chat is None else find_template(path, chat.template, tokenizer.eod_token)
+    return _Given(tokenizer=(tokenizer, text), template=template)
 
 
 def _given_tokenizer(path: Path, vocab_size: int | None) -> tuple[Tokenizer, str]:
@@ -127,7 +191,9 @@ def _name_hash(name: str) -> int:
     return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:8], "big")
 
 
-def _survey(files: Sequence[SourceFile], field: str, valid_fraction: float, progress: Progress) -> _Survey:
+def _survey(
+    files: Sequence[SourceFile], field: str, extract: Extract, valid_fraction: float, progress: Progress
+) -> _Survey:
     """Read everything once: whatever is wrong with the sources is found before any work is done."""
     total_bytes = sum(_size_bytes(file.path) for file in files)
     records: list[SourceRecord] = []
@@ -136,7 +202,7 @@ def _survey(files: Sequence[SourceFile], field: str, valid_fraction: float, prog
     valid_bytes = int(valid_fraction * total_bytes)
     for file in files:
         end_bytes = 0
-        for document in read_documents(file, field):
+        for document in read_documents(file, field, extract):
             end_bytes = document.end_bytes
             progress("reading", done_bytes + end_bytes, total_bytes)
             if not document.text:
@@ -161,6 +227,7 @@ def _survey(files: Sequence[SourceFile], field: str, valid_fraction: float, prog
     return _Survey(
         files=files,
         field=field,
+        extract=extract,
         records=records,
         documents=documents,
         empty_documents=empty_documents,
@@ -195,7 +262,7 @@ def _documents(survey: _Survey, stage: str, progress: Progress) -> Iterator[Docu
     """The documents with text, in the order of the files."""
     done_bytes = documents = 0
     for file, record in zip(survey.files, survey.records, strict=True):
-        for document in read_documents(file, survey.field):
+        for document in read_documents(file, survey.field, survey.extract):
             progress(stage, done_bytes + document.end_bytes, survey.total_bytes)
             if document.text:
                 documents += 1
@@ -205,10 +272,8 @@ def _documents(survey: _Survey, stage: str, progress: Progress) -> Iterator[Docu
         raise DataError(f"the sources changed while they were read: {survey.documents} documents, then {documents}")
 
 
-def _write(
-    folder: Path, survey: _Survey, arguments: Arguments, given: tuple[Tokenizer, str] | None, progress: Progress
-) -> Manifest:
-    if given is None:
+def _write(folder: Path, survey: _Survey, arguments: Arguments, given: _Given, progress: Progress) -> Manifest:
+    if given.tokenizer is None:
         # `vocab_size` is there whenever no tokenizer is: `prepare` refuses otherwise.
         assert arguments.vocab_size is not None
         documents = _documents(survey, "training the tokenizer", progress)
@@ -216,15 +281,25 @@ def _write(
         tokenizer = train_tokenizer(texts, arguments.vocab_size)
         tokenizer_text = tokenizer.to_json()
     else:
-        tokenizer, tokenizer_text = given
-    splits, checksums = _write_splits(folder, survey, tokenizer, progress)
-    write_synced(folder / TOKENIZER_NAME, tokenizer_text.encode())
-    checksums[TOKENIZER_NAME] = hashlib.sha256(tokenizer_text.encode()).hexdigest()
+        tokenizer, tokenizer_text = given.tokenizer
+    written: dict[str, Written] = {}
+    with _encoder(tokenizer, given.template, arguments) as encoder:
+        for split in SPLITS if survey.valid_below else SPLITS[:1]:
+            documents = _documents(survey, f"tokenising {split}", progress)
+            chosen = (document for document in documents if survey.split_of(document) == split)
+            written[split] = write_split(folder / split, chosen, encoder, tokenizer.vocab_size, total=survey.documents)
+    checksums = {name: sha256 for each in written.values() for name, sha256 in each.checksums.items()}
+    texts_beside = {TOKENIZER_NAME: tokenizer_text}
+    if given.template is not None:
+        texts_beside[TEMPLATE_NAME] = given.template.text
+    for name, text in texts_beside.items():
+        write_synced(folder / name, text.encode())
+        checksums[name] = _sha256(text)
     manifest = Manifest(
         arguments=arguments,
         vocab_size=tokenizer.vocab_size,
         eod_id=tokenizer.eod_id,
-        splits=splits,
+        splits={split: each.record for split, each in written.items()},
         empty_documents=survey.empty_documents,
         sources=survey.records,
         files={
@@ -236,48 +311,14 @@ def _write(
     return manifest
 
 
-def _write_splits(
-    folder: Path, survey: _Survey, tokenizer: Tokenizer, progress: Progress
-) -> tuple[dict[str, SplitRecord], dict[str, str]]:
-    """Tokenise every document into its split. Returns the splits, and the checksums of the files by name."""
-    splits: dict[str, SplitRecord] = {}
-    checksums: dict[str, str] = {}
-    dtype = token_type(tokenizer.vocab_size)
-    for split in SPLITS if survey.valid_below else SPLITS[:1]:
-        text_bytes = 0
-        with IndexedWriter(folder / split, dtype) as writer:
-            documents = _documents(survey, f"tokenising {split}", progress)
-            for batch in _batches(document.text for document in documents if survey.split_of(document) == split):
-                for text, ids in zip(batch, tokenizer.encode_batch(batch), strict=True):
-                    text_bytes += len(text.encode())
-                    writer.add([*ids, tokenizer.eod_id])
-        if writer.num_documents == 0:
-            raise DataError(
-                f"no document is left for the {split} split, {survey.documents} in all; give more files, "
-                f"another --valid-fraction, or 0 for no validation split"
-            )
-        checksums |= writer.sha256
-        splits[split] = SplitRecord(
-            documents=writer.num_documents,
-            tokens=writer.num_tokens,
-            bytes=text_bytes,
-            max_token_id=writer.max_token_id,
-        )
-    return splits, checksums
-
-
-def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
-    """Texts in lists of a few MB: enough to keep all cores busy, little enough to hold."""
-    batch: list[str] = []
-    size = 0
-    for text in texts:
-        batch.append(text)
-        size += len(text)
-        if size >= _BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+@contextmanager
+def _encoder(tokenizer: Tokenizer, template: TemplateSource | None, arguments: Arguments) -> Iterator[Encoder]:
+    if template is None:
+        yield TextEncoder(tokenizer)
+        return
+    with ChatRenderer(template, arguments.answers or "all") as renderer:
+        too_long = arguments.too_long or "drop"
+        yield ChatEncoder(tokenizer, renderer, max_tokens=arguments.max_tokens, too_long=too_long)
 
 
 def _check_ours(out: Path) -> None:

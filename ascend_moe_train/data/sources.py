@@ -9,9 +9,10 @@ import json
 import os
 import stat
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ascend_moe_train.errors import DataError
 
@@ -42,11 +43,16 @@ class SourceFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """One text. `end_bytes` is where it ends in its file, for progress."""
+    """One text. `where` is its file and line for messages, `end_bytes` where it ends in its file, for progress."""
 
     name: str
     text: str
+    where: str
     end_bytes: int
+
+
+# The text of a JSONL line, given the line's object, the field asked for, and where it stands.
+Extract = Callable[[Mapping[str, Any], str, str], str]
 
 
 def find_files(sources: Sequence[str], corpus: str | None, out: Path) -> list[SourceFile]:
@@ -65,15 +71,40 @@ def find_files(sources: Sequence[str], corpus: str | None, out: Path) -> list[So
     return list(files.values())
 
 
-def read_documents(file: SourceFile, field: str) -> Iterator[Document]:
-    """The documents of a file, empty ones included. Raises DataError with file and byte offset or line number."""
+def text_field(record: Mapping[str, Any], field: str, where: str) -> str:
+    """The text in a field of a JSONL line. Raises DataError after `where`."""
+    text = record_field(record, field, where)
+    if not isinstance(text, str):
+        raise DataError(f"{where}: field {field!r} is of type {type(text).__name__}, text is needed")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where}: field {field!r} holds half a surrogate pair at character {error.start}") from error
+    return text
+
+
+def record_field(record: Mapping[str, Any], field: str, where: str) -> object:
+    """A field of a JSONL line. Raises DataError after `where` when it is not there."""
+    if field not in record:
+        there = ", ".join(repr(key)[:40] for key in list(record)[:8]) or "none"
+        raise DataError(f"{where}: no field {field!r} (fields there: {there}); name the right one with --field")
+    return record[field]
+
+
+def read_documents(file: SourceFile, field: str, extract: Extract = text_field) -> Iterator[Document]:
+    """The documents of a file, empty ones included. Raises DataError with file and byte offset or line number.
+
+    Of each JSONL line `extract` takes the text; any other file is one text, and refused with another `extract`.
+    """
     try:
         if not stat.S_ISREG(file.path.stat().st_mode):
             raise DataError(f"{file.path}: is no regular file")
         if file.is_jsonl:
-            yield from _read_jsonl(file, field)
-        else:
+            yield from _read_jsonl(file, field, extract)
+        elif extract is text_field:
             yield from _read_text(file)
+        else:
+            raise DataError(f"{file.path}: conversations are read from JSONL: {', '.join(JSONL_SUFFIXES)}")
     except OSError as error:
         raise DataError(f"{file.path}: cannot be read: {error.strerror}") from error
 
@@ -92,10 +123,10 @@ def _read_text(file: SourceFile) -> Iterator[Document]:
         raise DataError(
             f"{file.path}: {bad} is not UTF-8 text; leave the file out, with a glob for instance"
         ) from error
-    yield Document(name=file.name, text=text, end_bytes=len(data))
+    yield Document(name=file.name, text=text, where=str(file.path), end_bytes=len(data))
 
 
-def _read_jsonl(file: SourceFile, field: str) -> Iterator[Document]:
+def _read_jsonl(file: SourceFile, field: str, extract: Extract) -> Iterator[Document]:
     end_bytes = 0
     empty = True
     with file.path.open("rb") as stream:
@@ -107,13 +138,13 @@ def _read_jsonl(file: SourceFile, field: str) -> Iterator[Document]:
             if not line.strip():
                 continue
             empty = False
-            text = _jsonl_text(line, field, where, start_bytes)
-            yield Document(name=f"{file.name}:{number}", text=text, end_bytes=end_bytes)
+            text = extract(_record(line, field, where, start_bytes), field, where)
+            yield Document(name=f"{file.name}:{number}", text=text, where=where, end_bytes=end_bytes)
     if empty and file.explicit:
         raise DataError(f"{file.path}: is empty ({end_bytes} bytes), no line holds a document")
 
 
-def _jsonl_text(line: bytes, field: str, where: str, start_bytes: int) -> str:
+def _record(line: bytes, field: str, where: str, start_bytes: int) -> Mapping[str, Any]:
     try:
         record = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -125,17 +156,7 @@ def _jsonl_text(line: bytes, field: str, where: str, start_bytes: int) -> str:
         raise DataError(f"{where}: not JSON that can be read: nested too deep or a number too long") from error
     if not isinstance(record, dict):
         raise DataError(f"{where}: a JSON {type(record).__name__}, an object with the field {field!r} is needed")
-    if field not in record:
-        there = ", ".join(repr(key)[:40] for key in list(record)[:8]) or "none"
-        raise DataError(f"{where}: no field {field!r} (fields there: {there}); name the right one with --field")
-    text = record[field]
-    if not isinstance(text, str):
-        raise DataError(f"{where}: field {field!r} is of type {type(text).__name__}, text is needed")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise DataError(f"{where}: field {field!r} holds half a surrogate pair at character {error.start}") from error
-    return text
+    return record
 
 
 def _source_files(source: str, out: Path) -> list[SourceFile]:

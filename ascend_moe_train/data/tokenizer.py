@@ -1,10 +1,11 @@
 """Byte-level BPE in Hugging Face's `tokenizer.json` form: trained here or given. Pure."""
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from tokenizers import Tokenizer as BackendTokenizer
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from ascend_moe_train.errors import DataError
 
@@ -16,12 +17,16 @@ MAX_FILE_BYTES = 1 << 28
 
 
 class Tokenizer:
-    """Text to token ids and back. `vocab_size` is the largest id plus one; `eod_id` ends every document."""
+    """Text to token ids and back. `vocab_size` is the largest id plus one; `eod_id` ends every document,
+    `eod_token` is its spelling.
+
+    `special_tokens` are those that mean something besides their text.
+    """
 
     def __init__(self, backend: BackendTokenizer, name: str) -> None:
         vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
-        eod_ids = [vocabulary[token] for token in EOD_TOKENS if token in vocabulary]
-        if not eod_ids:
+        eod_tokens = [token for token in EOD_TOKENS if token in vocabulary]
+        if not eod_tokens:
             raise DataError(f"{name}: no end-of-document token, one of {', '.join(EOD_TOKENS)} is needed")
         if max(vocabulary.values()) >= MAX_VOCAB_SIZE:
             raise DataError(f"{name}: token id {max(vocabulary.values())}, allowed are ids below {MAX_VOCAB_SIZE}")
@@ -30,7 +35,11 @@ class Tokenizer:
         # Text that spells a special token is text: without this, a document could end itself or another.
         backend.encode_special_tokens = True
         self._backend = backend
-        self.eod_id = eod_ids[0]
+        self.eod_token = eod_tokens[0]
+        self.eod_id = vocabulary[self.eod_token]
+        self.special_tokens = frozenset(
+            token.content for token in backend.get_added_tokens_decoder().values() if token.special
+        )
         self.vocab_size = max(vocabulary.values()) + 1
 
     def encode(self, text: str) -> list[int]:
@@ -41,6 +50,22 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` for many texts, on all cores."""
         return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    @cached_property
+    def _marked(self) -> BackendTokenizer:
+        backend = BackendTokenizer.from_str(self.to_json())
+        backend.post_processor = processors.Sequence([])  # some make ranges leave spaces out
+        return backend
+
+    def encode_marked(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """Token ids of texts in which the spelling of a special token is that token, on all cores.
+
+        With each token comes the range of characters that it stands for.
+        """
+        return [
+            (encoding.ids, encoding.offsets)
+            for encoding in self._marked.encode_batch(list(texts), add_special_tokens=False)
+        ]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, special tokens spelled out. Raises DataError for an id outside the vocabulary."""
