@@ -16,6 +16,7 @@ from mindspore.ops import constexpr
 from ascend_moe_train.model.kernels.portable import PortableKernels, numbers
 
 Tensor = Any
+Shape = list[int]
 
 
 @constexpr
@@ -46,6 +47,7 @@ class NativeKernels(PortableKernels):
         self._permute = self._make_permute()
         self._combine = self._make_combine()
         self._grouped_matmul = self._make_grouped_matmul()
+        self._expert_ffn = self._make_expert_ffn()
         self._cross_entropy = self._make_cross_entropy()
         self._square_sum = self._operator("square_sum", lambda x: [1])
         self._adamw = self._operator("adamw", lambda *_: [1])
@@ -192,6 +194,25 @@ class NativeKernels(PortableKernels):
     def grouped_matmul(self, x_RD: Tensor, w_EDF: Tensor, counts_E: Tensor) -> Tensor:
         """Blocks of rows of one expert; a weight gradient is computed by blocks of its rows."""
         return self._grouped_matmul(x_RD, w_EDF, counts_E)
+
+    def _make_expert_ffn(self) -> Any:
+        def gradient_shapes(dy: Shape, x: Shape, w13: Shape, w2: Shape, counts: Shape, h: Shape) -> tuple[Shape, ...]:
+            return x, w13, w2, h, [h[0], w2[1]]
+
+        backward = self._operator("expert_ffn_grad", gradient_shapes, outputs=5)
+
+        def gradient(
+            x_RD: Tensor, w13: Tensor, w2: Tensor, counts_E: Tensor, out: Tensor, dout: Tensor
+        ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+            results = backward(dout[0], x_RD, w13, w2, counts_E, out[1])
+            return results[0], results[1], results[2], ops.zeros_like(counts_E)
+
+        return self._operator("expert_ffn", lambda x, w13, w2, counts: (x, [x[0], w13[2]]), gradient, outputs=2)
+
+    def expert_ffn(self, x_RD: Tensor, w13_EDF: Tensor, w2_EFD: Tensor, counts_E: Tensor) -> Tensor:
+        """A block of rows goes through both products while it is in the cache; the activations are computed again on
+        the way back, which keeps only their input."""
+        return self._expert_ffn(x_RD, w13_EDF, w2_EFD, counts_E)[0]
 
     def _make_cross_entropy(self) -> Any:
         backward = self._operator("cross_entropy_grad", lambda dloss, logits, target, log_sum: logits)

@@ -101,6 +101,6 @@ KERNEL(swiglu_grad) {
     int64_t R = shapes[1][0], F = shapes[1][1] / 2;
 #pragma omp parallel for schedule(dynamic, 1)
     for (int64_t r = 0; r < R; r += SWIGLU_ROWS)
-        swiglu_grad_rows(dy + r * F, h + r * 2 * F, dh + r * 2 * F, NULL, min_i64(SWIGLU_ROWS, R - r), F);
+        swiglu_grad_rows(dy + r * F, h + r * 2 * F, dh + r * 2 * F, min_i64(SWIGLU_ROWS, R - r), F);
     return KERNEL_OK;
 }
