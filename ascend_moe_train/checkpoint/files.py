@@ -64,3 +64,10 @@ def remove(path: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Writes a new file and returns once it is on the disk."""
+    with naming("write", path), path.open("xb") as stream:
+        stream.write(data)
+        sync_file(stream)

@@ -4,7 +4,7 @@ The names themselves are the tables of huggingface_names.py.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from types import MappingProxyType
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_moe_train.checkpoint.huggingface_names import LAYOUTS, Pairs, Row
+from ascend_moe_train.checkpoint.strict_json import one_line
 from ascend_moe_train.config_error import nearest
 from ascend_moe_train.errors import CheckpointError
 from ascend_moe_train.model.config import ModelConfig
@@ -27,9 +28,9 @@ _NOT_REAL = "biucSUOMm"  # kinds of NumPy dtypes; bfloat16, which NumPy has from
 _STRIP = (16, 2048)
 _MAX_COMPARED = 1000  # names searched for a likely misspelling
 # Constants, not weights, that older files carry.
-_IGNORED_ENDINGS = ("rotary_emb.inv_freq",)
+CONSTANT_ENDINGS = ("rotary_emb.inv_freq",)
 # What some files repeat of a tied model; the copy must be equal.
-_TIED_COPIES: Mapping[str, str] = MappingProxyType({"lm_head.weight": "model.embed_tokens.weight"})
+TIED_COPIES: Mapping[str, str] = MappingProxyType({"lm_head.weight": "model.embed_tokens.weight"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,9 +264,9 @@ def _no_place(ours: str, layout: str) -> CheckpointError:
 
 
 def _skipped(name: str, tensors: Mapping[str, Array], cfg: ModelConfig) -> bool:
-    if name.endswith(_IGNORED_ENDINGS):
+    if name.endswith(CONSTANT_ENDINGS):
         return True
-    original = _TIED_COPIES.get(name)
+    original = TIED_COPIES.get(name)
     if not cfg.tie_embeddings or original is None or original not in tensors:
         return False
     if not np.array_equal(tensors[name], tensors[original]):
@@ -273,18 +274,31 @@ def _skipped(name: str, tensors: Mapping[str, Array], cfg: ModelConfig) -> bool:
     return True
 
 
-def _check(tensors: Mapping[str, Array], expected: Mapping[str, tuple[int, ...]]) -> None:
-    missing = [name for name in expected if name not in tensors]
-    unknown = [name for name in tensors if name not in expected]
+def check_shapes(
+    found: Mapping[str, tuple[int, ...]],
+    expected: Mapping[str, tuple[int, ...]],
+    where: Callable[[str], str] = lambda name: "",
+) -> None:
+    """Raises CheckpointError naming a tensor that is missing, unknown or misshapen, after what `where` says of it."""
+    missing = [name for name in expected if name not in found]
+    unknown = [name for name in found if name not in expected]
     if missing:
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
         close = nearest(missing[0], unknown[:_MAX_COMPARED])
-        raise CheckpointError(f"{missing[0]} is missing{more}{f': {close!r} is there instead' if close else ''}")
+        instead = f": {one_line(close)} is there instead" if close else ""
+        raise CheckpointError(f"{where(missing[0])}{missing[0]} is missing{more}{instead}")
     if unknown:
-        raise CheckpointError(f"{unknown[0]!r} is not a tensor of this model ({len(unknown)} such)")
+        name = unknown[0]
+        raise CheckpointError(f"{where(name)}{one_line(name)} is not a tensor of this model ({len(unknown)} such)")
     for name, shape in expected.items():
-        tensor = tensors[name]
-        if tensor.shape != shape:
-            raise CheckpointError(f"{name} has shape {list(tensor.shape)}: the config asks for {list(shape)}")
+        if found[name] != shape:
+            raise CheckpointError(
+                f"{where(name)}{name} has shape {list(found[name])}: the config asks for {list(shape)}"
+            )
+
+
+def _check(tensors: Mapping[str, Array], expected: Mapping[str, tuple[int, ...]]) -> None:
+    check_shapes({name: tensor.shape for name, tensor in tensors.items()}, expected)
+    for name, tensor in tensors.items():
         if tensor.dtype.kind in _NOT_REAL:
             raise CheckpointError(f"{name} is {tensor.dtype}: a weight must be a floating-point tensor")

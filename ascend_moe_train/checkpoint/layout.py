@@ -3,6 +3,7 @@
     step-00000200/
         tensors-00000.safetensors    at most about 1 GiB each, unless a single tensor is larger
         manifest.json                which tensors, where, how long, which checksum; step; meta
+        huggingface/                 only in a converted one: the source's config, tokenizer and the like, as they were
 
 The manifest alone determines every byte of a file's header (tensors lie without gaps, by falling item size and then by
 name), so a reader computes the header and compares it: the header in the file is never parsed. A sha256 per tensor
@@ -15,33 +16,40 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal
 
+import ml_dtypes
 import numpy as np
 from pydantic import Field, ValidationError
 
+from ascend_moe_train.checkpoint.strict_json import one_line, parse_json
 from ascend_moe_train.errors import CheckpointError
 from ascend_moe_train.part import Part
 
 FORMAT = "amt-checkpoint"
 VERSION = 1
 MANIFEST_NAME = "manifest.json"
+EXTRAS_FOLDER = "huggingface"
 MAX_MANIFEST_BYTES = 256 * 2**20
 MAX_FILE_BYTES = 2**30
+MAX_EXTRA_BYTES = 256 * 2**20
 MAX_STEP = 10**12 - 1
 MAX_DIMENSIONS = 32
 
-Dtype = Literal["F32", "F16", "I64", "I32", "U8", "BOOL"]
+Dtype = Literal["F32", "F16", "BF16", "I64", "I32", "U8", "BOOL"]
 DTYPES: Mapping[Dtype, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
     "I64": np.dtype("<i8"),
     "I32": np.dtype("<i4"),
     "U8": np.dtype("u1"),
     "BOOL": np.dtype("?"),
 }
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+ExtraName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 _TAGS = {dtype: tag for tag, dtype in DTYPES.items()}
 _TENSOR_NAME = re.compile(r"[!-~]{1,512}")
 _FOLDER_NAME = re.compile(r"step-([0-9]{8,12})")
@@ -71,7 +79,14 @@ class TensorEntry(TensorSpec):
     """One tensor of a manifest: which file of the folder holds it, and the sha256 of its bytes."""
 
     file: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}\.safetensors$")]
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    sha256: Sha256
+
+
+class ExtraFile(Part):
+    """A file of EXTRAS_FOLDER: its length, and the sha256 of its bytes."""
+
+    size_bytes: Annotated[int, Field(ge=0, le=MAX_EXTRA_BYTES)]
+    sha256: Sha256
 
 
 class Manifest(Part):
@@ -79,6 +94,7 @@ class Manifest(Part):
 
     step: Annotated[int, Field(ge=0, le=MAX_STEP)]
     tensors: dict[str, TensorEntry]
+    extras: dict[ExtraName, ExtraFile] = Field(default_factory=dict)
     meta: dict[str, Any]
 
     def by_file(self) -> dict[str, dict[str, TensorEntry]]:
@@ -124,7 +140,7 @@ def tensor_specs(tensors: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Tenso
         if tag is None:
             raise CheckpointError(
                 f"checkpoint: tensor {name!r} has dtype {array.dtype}; allowed: "
-                f"{', '.join(str(dtype) for dtype in DTYPES.values())} (bfloat16 widens to float32 without loss)"
+                f"{', '.join(str(dtype) for dtype in DTYPES.values())}"
             )
         specs[name] = TensorSpec(dtype=tag, shape=array.shape)
     return specs
@@ -153,14 +169,19 @@ def file_layout(specs: Mapping[str, TensorSpec]) -> FileLayout:
         spec = specs[name]
         starts[name], end = end, end + spec.size_bytes
         header[name] = {"dtype": spec.dtype, "shape": spec.shape, "data_offsets": [starts[name], end]}
-    text = json.dumps(header, separators=(",", ":")).encode("ascii")
-    text += b" " * (-len(text) % 8)
-    first_bytes = len(text).to_bytes(8, "little") + text
+    first_bytes = header_bytes(header)
     return FileLayout(
         header=first_bytes,
         offsets_bytes={name: len(first_bytes) + start for name, start in starts.items()},
         total_bytes=len(first_bytes) + end,
     )
+
+
+def header_bytes(header: Mapping[str, object]) -> bytes:
+    """The first bytes of a safetensors file: length of the header, header, spaces that align the data to 8 bytes."""
+    text = json.dumps(header, separators=(",", ":")).encode("ascii")
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def dump_manifest(manifest: Manifest) -> bytes:
@@ -181,15 +202,12 @@ def parse_manifest(text: bytes, where: str) -> Manifest:
     Raises:
         CheckpointError: one line that starts with `where` and names the tensor where there is one.
     """
-    try:
-        content = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{where}: not a valid JSON manifest: {_one_line(error)}") from error
+    content = parse_json(text, f"{where}: not a valid JSON manifest")
     if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
         raise CheckpointError(f"{where}: not a checkpoint manifest: format is not {FORMAT!r}")
     version = content.pop("version", None)
     if type(version) is not int or version != VERSION:
-        raise CheckpointError(f"{where}: version {_one_line(version)} cannot be read; allowed: {VERSION}")
+        raise CheckpointError(f"{where}: version {one_line(version)} cannot be read; allowed: {VERSION}")
     found = content.pop("sha256", None)
     if found != _content_sha256({"format": FORMAT, "version": VERSION, **content}, where):
         raise CheckpointError(f"{where}: sha256 does not match the content: damaged or edited")
@@ -210,7 +228,7 @@ def _storage_order(specs: Mapping[str, TensorSpec]) -> list[str]:
 def _check_tensor_name(name: str, where: str) -> None:
     if not _TENSOR_NAME.fullmatch(name) or name in _RESERVED_NAMES:
         raise CheckpointError(
-            f"{where}: tensor name {_one_line(name)} cannot be used; allowed: 1 to 512 printable ASCII characters, "
+            f"{where}: tensor name {one_line(name)} cannot be used; allowed: 1 to 512 printable ASCII characters, "
             f"no space, not {', '.join(sorted(_RESERVED_NAMES))}"
         )
 
@@ -219,7 +237,7 @@ def _content_sha256(content: Mapping[str, object], where: str = MANIFEST_NAME) -
     try:
         text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{where}: {_one_line(error)}") from error
+        raise CheckpointError(f"{where}: {one_line(error)}") from error
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
@@ -239,30 +257,11 @@ def _check_json(value: object, key: str) -> None:
         raise CheckpointError(f"checkpoint: {key} is a {type(value).__name__}; allowed: JSON values")
 
 
-def _unique_keys(pairs: Iterable[tuple[str, object]]) -> dict[str, object]:
-    content: dict[str, object] = {}
-    for key, value in pairs:
-        if key in content:
-            raise ValueError(f"key {key!r} occurs twice")
-        content[key] = value
-    return content
-
-
-def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not a JSON number")
-
-
 def _first_problem(error: ValidationError) -> str:
     problem = error.errors(include_url=False)[0]
     place = [str(part) for part in problem["loc"]]
-    tensor = f"tensor {_one_line(place[1])}: " if place[0] == "tensors" and len(place) > 1 else ""
+    tensor = f"tensor {one_line(place[1])}: " if place[0] == "tensors" and len(place) > 1 else ""
     key = ".".join(place[2:] if tensor else place)
     if problem["type"] == "missing":
         return f"{tensor}{key} is missing"
-    return f"{tensor}{key} = {_one_line(problem['input'])}: {problem['msg']}"
-
-
-def _one_line(value: object) -> str:
-    text = str(value) if isinstance(value, Exception) else repr(value)
-    text = " ".join(text.split())
-    return text if len(text) <= 120 else f"{text[:117]}..."
+    return f"{tensor}{key} = {one_line(problem['input'])}: {problem['msg']}"

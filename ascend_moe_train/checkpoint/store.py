@@ -58,7 +58,7 @@ def save(
     Args:
         root: folder of all checkpoints of a run, made when missing. One run at a time may write to it.
         step: optimizer steps done.
-        tensors: name to array of float32, float16, int64, int32, uint8 or bool; they must not change meanwhile.
+        tensors: name to array of one of `layout.DTYPES`; they must not change meanwhile.
         meta: JSON values (tuples come back as lists).
         keep: at least 1.
         max_file_bytes: data per file; a larger tensor gets a file of its own.
@@ -173,7 +173,29 @@ def read_manifest(path: Path) -> Manifest:
     for file, entries in manifest.by_file().items():
         with open_regular(path / file) as stream:
             _check_file(stream, path / file, layout.file_layout(entries))
+    for name in manifest.extras:
+        read_extra(path, manifest, name)
     return manifest
+
+
+def read_extra(path: Path, manifest: Manifest, name: str) -> bytes:
+    """Reads one file of EXTRAS_FOLDER and verifies it.
+
+    Raises:
+        CheckpointError: missing or damaged.
+    """
+    expected = manifest.extras[name]
+    folder = path / layout.EXTRAS_FOLDER
+    if folder.is_symlink():
+        raise CheckpointError(f"{folder}: a symbolic link, which is not followed")
+    with open_regular(folder / name) as stream, naming("read", folder / name):
+        size_bytes = os.fstat(stream.fileno()).st_size
+        if size_bytes != expected.size_bytes:
+            raise CheckpointError(f"{folder / name}: has {size_bytes} bytes, its manifest says {expected.size_bytes}")
+        data = stream.readall()
+    if hashlib.sha256(data).hexdigest() != expected.sha256:
+        raise CheckpointError(f"{folder / name}: sha256 does not match the manifest: damaged")
+    return data
 
 
 def _checkpoint(path: Path, manifest: Manifest) -> Checkpoint:

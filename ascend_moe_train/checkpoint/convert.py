@@ -1,0 +1,51 @@
+"""What both directions of a conversion share: the result, the proof that a block kept its values, threads. Pure."""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ascend_moe_train.checkpoint.safetensors_stream import Array
+from ascend_moe_train.errors import CheckpointError
+
+_MAX_WORKERS = 8
+# What all threads together may hold of blocks that are rearranged, unless a single one is larger.
+_BLOCKS_BYTES = 256 * 2**20
+_COPIES = 2  # a block as it is read, and as it is written
+
+
+@dataclass(frozen=True, kw_only=True)
+class Converted:
+    """What a conversion did, all of it verified. `experts` is their number in a layer, 0 for a dense model."""
+
+    out: Path
+    model_type: str
+    tensors_read: int
+    tensors_written: int
+    experts: int
+    moe_layers: int
+    bytes_read: int
+    bytes_written: int
+    files: int
+    files_reused: int
+    notes: tuple[str, ...]
+
+
+def check_lines(parts: Sequence[Array], views: Sequence[Array], names: Iterable[str]) -> None:
+    """Compares what was rearranged with what it was, by the sums (modulo the item's width) of each row and column.
+
+    Both sides are unsigned integers and matrices of the same shape, or flat. Raises CheckpointError naming the tensor.
+    """
+    for part, view, name in zip(parts, views, names, strict=True):
+        for axis in range(part.ndim):
+            one = np.add.reduce(part, axis=axis, dtype=part.dtype)
+            if not np.array_equal(one, np.add.reduce(view, axis=axis, dtype=part.dtype)):
+                raise CheckpointError(f"tensor {name!r}: sums along axis {axis} differ after it was rearranged")
+
+
+def num_workers(largest_block_bytes: int) -> int:
+    """How many threads there is memory and a core for."""
+    fitting = _BLOCKS_BYTES // max(1, _COPIES * largest_block_bytes)
+    return max(1, min(_MAX_WORKERS, len(os.sched_getaffinity(0)), fitting))

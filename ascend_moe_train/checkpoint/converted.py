@@ -1,0 +1,69 @@
+"""What a checkpoint says of the model in it: one that training wrote, and one that a conversion wrote. Pure."""
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from ascend_moe_train.checkpoint.layout import Manifest
+from ascend_moe_train.checkpoint.strict_json import one_line
+from ascend_moe_train.errors import CheckpointError
+from ascend_moe_train.model.config import ModelConfig
+from ascend_moe_train.part import Part
+
+# The model's weights; rows beyond the vocabulary; tensors that are no weights and are only kept.
+MODEL, PADDING, CARRIED = "model.", "padding.", "carried."
+# Those with a row per token.
+VOCABULARY_TENSORS = ("embed.weight", "head.weight")
+
+
+class Origin(Part):
+    """The Hugging Face folder that a checkpoint was made from.
+
+    `layout` is of huggingface_names.py. `decoded`: weights were float8. `tied_copies`: tensors that repeated another
+    one. `padded_vocab_size`: rows of embedding and head there, if more than the vocabulary.
+    """
+
+    model_type: str
+    layout: str
+    decoded: bool = False
+    tied_copies: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    padded_vocab_size: int | None = None
+
+
+class ModelMeta(Part):
+    """`meta` of a converted checkpoint."""
+
+    model: ModelConfig
+    origin: Origin | None = None
+
+
+def converted_meta(model: ModelConfig, origin: Origin | None) -> dict[str, Any]:
+    """`meta` of a checkpoint that holds a model and nothing of a training run."""
+    return ModelMeta(model=model, origin=origin).model_dump(mode="json")
+
+
+def model_meta(meta: Mapping[str, Any], where: str) -> ModelMeta:
+    """The model that `meta` describes, whoever wrote the checkpoint.
+
+    Raises:
+        CheckpointError: it describes none; one line that starts with `where`.
+    """
+    if "config" in meta:
+        config = meta["config"]
+        content: object = {"model": config.get("model") if isinstance(config, dict) else None}
+        key = "meta.config"
+    else:
+        content, key = meta, "meta"
+    try:
+        return ModelMeta.model_validate_json(json.dumps(content))
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        place = ".".join([key, *map(str, problem["loc"])])
+        raise CheckpointError(f"{where}: {place} = {one_line(problem['input'])}: {problem['msg']}") from None
+
+
+def weight_shapes(manifest: Manifest) -> dict[str, tuple[int, ...]]:
+    """Name and shape of the model's weights in a checkpoint."""
+    return {name.removeprefix(MODEL): entry.shape for name, entry in manifest.tensors.items() if name.startswith(MODEL)}
