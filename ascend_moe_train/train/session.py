@@ -25,7 +25,10 @@ def set_device(wanted: str) -> str:
         raise TrainingError("run.device 'ascend': MindSpore finds no Ascend device here; use 'auto' or 'cpu'")
     device = "ascend" if has_ascend and wanted != "cpu" else "cpu"
     ms.set_context(mode=ms.GRAPH_MODE)
-    ms.set_device("Ascend" if device == "ascend" else "CPU")
+    target = "Ascend" if device == "ascend" else "CPU"
+    # once something has run on a device, MindSpore refuses to have it set, even to what it is
+    if ms.get_context("device_target") != target:
+        ms.set_device(target)
     return device
 
 
