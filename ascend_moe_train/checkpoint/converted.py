@@ -17,6 +17,13 @@ MODEL, PADDING, CARRIED = "model.", "padding.", "carried."
 # Those with a row per token.
 VOCABULARY_TENSORS = ("embed.weight", "head.weight")
 
+# Keys that a model may be trained with otherwise than it is used: they change no output.
+TRAINING_ONLY = frozenset(
+    {"init_std", "mtp", "moe.balance_bias_rate"}
+    | {f"moe.{key}" for key in ("aux_loss_coef", "aux_loss_scope", "z_loss_coef", "jitter", "force_balance")}
+    | {f"moe.{key}" for key in ("capacity_factor", "drop_policy")}
+)
+
 
 class Origin(Part):
     """The Hugging Face folder that a checkpoint was made from.
@@ -67,3 +74,33 @@ def model_meta(meta: Mapping[str, Any], where: str) -> ModelMeta:
 def weight_shapes(manifest: Manifest) -> dict[str, tuple[int, ...]]:
     """Name and shape of the model's weights in a checkpoint."""
     return {name.removeprefix(MODEL): entry.shape for name, entry in manifest.tensors.items() if name.startswith(MODEL)}
+
+
+def output_differences(one: ModelConfig, other: ModelConfig) -> dict[str, tuple[object, object]]:
+    """The dotted keys in which two models differ so that their outputs may, with the value in each."""
+    mine, others = _leaves(_plain(one).model_dump()), _leaves(_plain(other).model_dump())
+    return {
+        key: (mine.get(key), others.get(key))
+        for key in sorted(mine.keys() | others.keys())
+        if mine.get(key) != others.get(key) and key not in TRAINING_ONLY and not key.startswith("mtp.")
+    }
+
+
+def _plain(model: ModelConfig) -> ModelConfig:
+    """One spelling of what can be said in two ways."""
+    changes: dict[str, Any] = {}
+    if model.attention.mla is None:
+        changes["head_dim"] = model.head_size
+    if model.moe is not None:
+        if not model.moe.dense_layers:
+            changes["ffn"] = model.moe.ffn
+        if model.moe.normalize_topk and model.moe.score == "softmax":
+            changes["moe"] = model.moe.model_copy(update={"score_order": "before_topk"})
+    return model.model_copy(update=changes)
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        leaves |= _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return leaves

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from ascend_moe_train.checkpoint.huggingface_values import refused
+from ascend_moe_train.model.config import RopeConfig
 
 # What each rope_type is called here, and which of its keys set which of ours.
 _POSITIONS = ("original_max_position_embeddings", "original_positions")
@@ -92,3 +93,13 @@ def _check_mscale(name: str, section: Mapping[str, object], scales_scores: bool)
         raise refused(f"{name}.mscale_all_dim", all_dim, "absent: this family does not scale its scores")
     if not section.get("mscale"):
         raise refused(f"{name}.mscale", section.get("mscale"), "a number above 0 where mscale_all_dim is one")
+
+
+def write_rope(rope: RopeConfig) -> dict[str, object]:
+    """The keys that `read_rope` reads as `rope`, in the form that every version of transformers knows."""
+    kind, keys = next((kind, keys) for kind, (scaling, keys) in _KINDS.items() if scaling == rope.scaling)
+    section = {"rope_type": kind, **{theirs: getattr(rope, ours) for theirs, ours in keys}}
+    if not section.get("mscale_all_dim"):
+        section = {name: value for name, value in section.items() if name not in ("mscale", "mscale_all_dim")}
+    written: dict[str, object] = {"rope_theta": rope.theta, "rope_scaling": section if keys else None}
+    return written if rope.fraction == 1.0 else {**written, "partial_rotary_factor": rope.fraction}
