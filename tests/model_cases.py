@@ -1,9 +1,12 @@
-"""Small models that meet every option of a model, each pair of values at least once, with a batch and weights.
+"""Small models that meet every option of a model, with a batch and weights.
+
+Every pair of values of two options of experts meets at least once, and every pair of two other options.
 
 Shape letters: see model/kernels/protocol.py.
 """
 
 from dataclasses import dataclass, replace
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -34,17 +37,32 @@ LAYERS: dict[str, dict[str, Any]] = {
     letters: {"dense_layers": tuple(i for i, letter in enumerate(letters) if letter == "D")}
     for letters in ("M", "DM", "MM")
 }
+ROPES = (
+    RopeConfig(),
+    RopeConfig(theta=500.0, fraction=0.8, scaling="linear", factor=4.0),
+    RopeConfig(scaling="llama3", factor=4.0, original_positions=20, low_freq_factor=0.5, high_freq_factor=3.0),
+    RopeConfig(
+        scaling="yarn",
+        factor=3.0,
+        original_positions=64,
+        beta_fast=8.0,
+        beta_slow=0.5,
+        truncate=False,
+        mscale=0.5,
+        mscale_all_dim=2.0,
+    ),
+)
 MODEL_FACTORS: dict[str, tuple[Any, ...]] = {
-    "kernels": ("portable", "native"),
     "documents": (False, True),
     "heads": ((4, 2), (4, 4), (3, 1)),
     "head_dim": (None, 10),
-    "qk_norm": ("none", "head"),
+    "qk_norm": ("none", "head", "full"),
     "norm_eps": (1e-5, 1e-1),
     "tie_embeddings": (False, True),
-    "rope": (RopeConfig(), RopeConfig(theta=500.0, scaling="linear", factor=4.0)),
+    "rope": ROPES,
 }
 MOE_FACTORS: dict[str, tuple[Any, ...]] = {
+    "kernels": ("portable", "native"),
     "layers": tuple(LAYERS),
     "gates": tuple(GATES),
     "drops": tuple(DROPS),
@@ -101,10 +119,12 @@ def _case(number: int, choice: Choice) -> Case:
 
 
 def _cases() -> dict[str, Case]:
-    choices = pairwise(MODEL_FACTORS | MOE_FACTORS, is_possible)
-    for kernels in MODEL_FACTORS["kernels"]:
-        choices.append({**{name: values[-1] for name, values in MODEL_FACTORS.items()}, "kernels": kernels})
-    cases = [_case(number, choice) for number, choice in enumerate(choices)]
+    of_experts = pairwise(MOE_FACTORS, is_possible)
+    of_experts += [{"kernels": kernels} for kernels in MOE_FACTORS["kernels"]]
+    of_models = pairwise(MODEL_FACTORS, lambda _: True)
+    assert len(of_models) <= len(of_experts)
+    pairs = zip(of_experts, cycle(of_models), strict=False)
+    cases = [_case(number, a | b) for number, (a, b) in enumerate(pairs)]
     return {case.name: case for case in cases}
 
 

@@ -16,7 +16,7 @@ def pairwise(factors: Mapping[str, Sequence[Any]], possible: Callable[[Choice], 
 
     A pair of values that no attempt of its own makes `possible` is left out.
     """
-    generator = random.Random(3)  # its own, so that nothing else moves it; of ten seeds tried, one that gives few cases
+    generator = random.Random(0)  # its own, so that nothing else moves it
     missing = dict.fromkeys(_all_pairs(factors))
     cases: list[Choice] = []
     while missing:
@@ -27,7 +27,8 @@ def pairwise(factors: Mapping[str, Sequence[Any]], possible: Callable[[Choice], 
             del missing[wanted]
             continue
         best = max(good, key=lambda places: sum(pair in missing for pair in _pairs(places)))
-        missing = {pair: None for pair in missing if pair not in set(_pairs(best))}
+        met = set(_pairs(best))
+        missing = {pair: None for pair in missing if pair not in met}
         cases.append(_choice(factors, best))
     return cases
 
