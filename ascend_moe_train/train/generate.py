@@ -92,7 +92,8 @@ def choose_token(logits_V: NDArray[np.float64], sampling: Sampling, random: np.r
     """One token number drawn from logits."""
     if sampling.temperature == 0:
         return int(np.argmax(logits_V))
-    scaled_V = (logits_V - logits_V.max()) / sampling.temperature
+    with np.errstate(over="ignore"):  # close to temperature 0 all but the largest become -inf, as they should
+        scaled_V = (logits_V - logits_V.max()) / sampling.temperature
     p_V = np.exp(scaled_V) / np.exp(scaled_V).sum()
     order = np.argsort(-p_V, kind="stable")
     before_V = np.cumsum(p_V[order]) - p_V[order]
