@@ -8,7 +8,7 @@ is counted against its published size in the tests. Where transformers trains wi
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from ascend_moe_train.model.config import ModelConfig, MoEConfig, RopeConfig
+from ascend_moe_train.model.config import AttentionConfig, MLAConfig, ModelConfig, MoEConfig, RopeConfig
 
 
 def tiny() -> ModelConfig:
@@ -148,6 +148,66 @@ def qwen3_8b() -> ModelConfig:
     )
 
 
+def deepseek_v2_lite() -> ModelConfig:
+    """DeepSeek-V2-Lite (DeepSeek-AI, 2024, arXiv 2405.04434, appendix B; config.json of deepseek-ai/DeepSeek-V2-Lite)."""
+    return ModelConfig(
+        vocab_size=102400,
+        hidden=2048,
+        num_layers=27,
+        num_heads=16,
+        num_kv_heads=16,
+        ffn=10944,
+        norm_eps=1e-6,
+        rope=RopeConfig(scaling="yarn", factor=40.0, original_positions=4096, mscale=0.707, mscale_all_dim=0.707),
+        attention=AttentionConfig(mla=MLAConfig(kv_latent=512, nope_dim=128, rope_dim=64, value_dim=128)),
+        moe=MoEConfig(
+            num_experts=64,
+            top_k=6,
+            ffn=1408,
+            shared_ffn=2 * 1408,
+            dense_layers=(0,),
+            normalize_topk=False,
+            aux_loss_coef=0.001,
+            aux_loss_scope="sequence",
+        ),
+    )
+
+
+def deepseek_v3() -> ModelConfig:
+    """DeepSeek-V3 and R1 (DeepSeek-AI, 2024, arXiv 2412.19437, section 4.2; config.json of deepseek-ai/DeepSeek-V3).
+
+    `mtp: {depth: 1}` adds the block of multi-token prediction that it was trained and is published with.
+    """
+    return ModelConfig(
+        vocab_size=129280,
+        hidden=7168,
+        num_layers=61,
+        num_heads=128,
+        num_kv_heads=128,
+        ffn=18432,
+        norm_eps=1e-6,
+        rope=RopeConfig(scaling="yarn", factor=40.0, original_positions=4096, mscale=1.0, mscale_all_dim=1.0),
+        attention=AttentionConfig(
+            mla=MLAConfig(kv_latent=512, q_latent=1536, nope_dim=128, rope_dim=64, value_dim=128)
+        ),
+        moe=MoEConfig(
+            num_experts=256,
+            top_k=8,
+            ffn=2048,
+            shared_ffn=2048,
+            dense_layers=(0, 1, 2),
+            score="sigmoid",
+            num_groups=8,
+            top_groups=4,
+            groups_by="best_two",
+            balance_bias_rate=0.001,
+            routed_scale=2.5,
+            aux_loss_coef=0.0001,
+            aux_loss_scope="sequence",
+        ),
+    )
+
+
 PRESETS: Mapping[str, Callable[[], ModelConfig]] = MappingProxyType(
     {
         preset.__name__: preset
@@ -161,6 +221,8 @@ PRESETS: Mapping[str, Callable[[], ModelConfig]] = MappingProxyType(
             qwen3_30b_a3b,
             qwen3_235b_a22b,
             olmoe_1b_7b,
+            deepseek_v2_lite,
+            deepseek_v3,
         )
     }
 )

@@ -78,8 +78,9 @@ class CompiledModel:
     def __init__(self, config: ModelConfig, kernel_set: Any, params: Mapping[str, Array], num_positions: int) -> None:
         model = Transformer(config, kernel_set, num_positions)
         self.names = [name for name, _ in model.weights()]
-        assert set(self.names) == set(params)
-        for name, parameter in model.weights():
+        tensors = [*model.weights(), *model.buffers()]
+        assert {name for name, _ in tensors} == set(params)
+        for name, parameter in tensors:
             assert parameter.shape == params[name].shape, name
             parameter.set_data(ms.Tensor(params[name].astype(np.float32)))
         self._graph = _Graph(model)

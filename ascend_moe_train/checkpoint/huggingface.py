@@ -7,18 +7,17 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_moe_train.checkpoint.huggingface_names import LAYOUTS, Pairs, Row
+from ascend_moe_train.checkpoint.huggingface_names import LAYOUTS, Pairs, Row, repeated
 from ascend_moe_train.checkpoint.strict_json import one_line
 from ascend_moe_train.config_error import nearest
 from ascend_moe_train.errors import CheckpointError
 from ascend_moe_train.model.config import ModelConfig
-from ascend_moe_train.model.counts import parameter_shapes
+from ascend_moe_train.model.counts import buffer_shapes, parameter_shapes
 
 Array = NDArray[Any]
 
@@ -29,8 +28,6 @@ _STRIP = (16, 2048)
 _MAX_COMPARED = 1000  # names searched for a likely misspelling
 # Constants, not weights, that older files carry.
 CONSTANT_ENDINGS = ("rotary_emb.inv_freq",)
-# What some files repeat of a tied model; the copy must be equal.
-TIED_COPIES: Mapping[str, str] = MappingProxyType({"lm_head.weight": "model.embed_tokens.weight"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +103,13 @@ def to_hf(params: Mapping[str, Array], cfg: ModelConfig, layout: str) -> dict[st
     return {name: tensor for entry in entries for name, tensor in split(entry, params[entry.ours])}
 
 
+def config_of_present(cfg: ModelConfig, names: Iterable[str]) -> ModelConfig:
+    """Return the config of the model that `names` are tensors of: without multi-token prediction where its blocks are
+    absent, since transformers leaves them out when it saves but keeps the key in config.json."""
+    first = f"model.layers.{cfg.num_layers}."
+    return cfg if any(name.startswith(first) for name in names) else cfg.model_copy(update={"mtp": None})
+
+
 def layout_of(names: Iterable[str], cfg: ModelConfig) -> str:
     """Return the layout with the most of `names`, among those that can hold a model of config `cfg`."""
     present = frozenset(names)
@@ -132,7 +136,12 @@ def name_table(cfg: ModelConfig, layout: str) -> list[Entry]:
     if homeless := _homeless(cfg, layout):
         raise _no_place(homeless[0], layout)
     rows = {row.ours: row for row in LAYOUTS[layout]}
-    return [_entry(rows[_pattern(ours)], ours, shape, cfg) for ours, shape in parameter_shapes(cfg).items()]
+    return [_entry(rows[_pattern(ours)], ours, shape, cfg) for ours, shape in tensor_shapes(cfg).items()]
+
+
+def tensor_shapes(cfg: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of each of our tensors, those without a gradient last."""
+    return parameter_shapes(cfg) | buffer_shapes(cfg)
 
 
 def join(entry: Entry, tensors: Mapping[str, Array]) -> Array:
@@ -230,7 +239,7 @@ def _entry(row: Row, ours: str, shape: tuple[int, ...], cfg: ModelConfig) -> Ent
     shares = [getattr(cfg, field) for field in row.shares] or [1] * len(row.theirs)
     pieces = []
     for pattern, share in zip(row.theirs, shares, strict=True):
-        names = [pattern.format(layer=_layer(ours), expert=e) for e in range(shape[0] if by_expert else 1)]
+        names = [pattern.format(layer=_layer(ours, cfg), expert=e) for e in range(shape[0] if by_expert else 1)]
         part = list(one)
         if len(row.theirs) > 1:
             part[row.axis] = part[row.axis] * share // sum(shares)
@@ -247,16 +256,20 @@ def _entry(row: Row, ours: str, shape: tuple[int, ...], cfg: ModelConfig) -> Ent
 
 
 def _pattern(ours: str) -> str:
-    return re.sub(r"^layers\.\d+\.", "layers.{layer}.", ours)
+    """The name in a row: a block of multi-token prediction has the rows of any other block."""
+    return re.sub(r"^mtp\.\d+\.", "mtp.{layer}.", re.sub(r"^(layers\.\d+|mtp\.\d+\.block)\.", "layers.{layer}.", ours))
 
 
-def _layer(ours: str) -> str:
-    return ours.split(".")[1]
+def _layer(ours: str, cfg: ModelConfig) -> int:
+    """The number of the block that a tensor belongs to, 0 for one of none."""
+    section, _, rest = ours.partition(".")
+    first = {"layers": 0, "mtp": cfg.num_layers}.get(section)
+    return 0 if first is None else first + int(rest.partition(".")[0])
 
 
 def _homeless(cfg: ModelConfig, layout: str) -> list[str]:
     rows = {row.ours for row in LAYOUTS[layout]}
-    return [ours for ours in parameter_shapes(cfg) if _pattern(ours) not in rows]
+    return [ours for ours in tensor_shapes(cfg) if _pattern(ours) not in rows]
 
 
 def _no_place(ours: str, layout: str) -> CheckpointError:
@@ -266,11 +279,11 @@ def _no_place(ours: str, layout: str) -> CheckpointError:
 def _skipped(name: str, tensors: Mapping[str, Array], cfg: ModelConfig) -> bool:
     if name.endswith(CONSTANT_ENDINGS):
         return True
-    original = TIED_COPIES.get(name)
-    if not cfg.tie_embeddings or original is None or original not in tensors:
+    original = repeated(cfg).get(name)
+    if original is None or original not in tensors:
         return False
     if not np.array_equal(tensors[name], tensors[original]):
-        raise CheckpointError(f"{name} differs from {original}, but the config ties them")
+        raise CheckpointError(f"{name} differs from {original}, which it should repeat")
     return True
 
 

@@ -3,7 +3,7 @@
 What each family's keys mean is in the tables of huggingface_families.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -48,7 +48,7 @@ def model_config_from_hf(config: object) -> ModelConfig:
     if family.has_experts:
         top_k = whole("num_experts_per_tok", values["moe.top_k"], MAX_EXPERTS)
         whole("num_experts", values["moe.num_experts"], MAX_EXPERTS)
-        balance = coefficient("router_aux_loss_coef", values["moe.aux_loss_coef"])
+        balance = coefficient(origins["moe.aux_loss_coef"].removeprefix(f"{SOURCE}: "), values["moe.aux_loss_coef"])
         values["moe.aux_loss_coef"] = balance * (top_k if values["moe.aux_loss_scope"] == "model" else 1)
     values["rope"] = read_rope(config, family.rope)
     values |= family.derived(config, num_layers)
@@ -67,20 +67,27 @@ def _family(config: Mapping[str, object]) -> Family:
 
 
 def _read(config: Mapping[str, object], key: Key) -> tuple[str, object]:
-    """Return (the name that was used, the value)."""
-    for name in key.theirs:
-        if name in config:
-            return name, config[name]
-    if key.default is REQUIRED:
+    """Return (the name that was used, the value in our words)."""
+    name = next((name for name in key.theirs if name in config), key.theirs[0])
+    value = config.get(name, key.default)
+    if key.words is not None:
+        word = key.words.get(value) if isinstance(value, Hashable) else None
+        if word is None:
+            raise refused(name, value, " or ".join(map(shown, key.words)))
+        return name, word
+    if value is REQUIRED:
         close = nearest(key.theirs[0], [str(name) for name in config])
         raise ConfigError(f"{SOURCE}: {key.theirs[0]} is missing{f': {close!r} is there instead' if close else ''}")
-    return key.theirs[0], key.default
+    return name, value
 
 
 def _nested(values: Mapping[str, object]) -> dict[str, object]:
     """Dotted keys as a mapping of mappings."""
     tree: dict[str, Any] = {}
     for key, value in values.items():
-        section, _, leaf = key.rpartition(".")
-        (tree.setdefault(section, {}) if section else tree)[leaf] = value
+        *sections, leaf = key.split(".")
+        place = tree
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[leaf] = value
     return tree

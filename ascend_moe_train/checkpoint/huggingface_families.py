@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from ascend_moe_train.checkpoint.huggingface_rope import RopeDefaults
-from ascend_moe_train.checkpoint.huggingface_values import MAX_LAYERS, refused, whole
+from ascend_moe_train.checkpoint.huggingface_values import MAX_EXPERTS, MAX_LAYERS, MAX_WIDTH, refused, whole
 
 REQUIRED = object()
 
@@ -23,6 +23,8 @@ class Key:
     theirs: tuple[str, ...]
     ours: tuple[str, ...]
     default: object = REQUIRED
+    words: Mapping[object, object] | None = None
+    """What each of their values is called here, where those are names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +74,43 @@ def _qwen3_dense_layers(config: Config, num_layers: int) -> Mapping[str, object]
     return {"moe.dense_layers": tuple(i for i in range(num_layers) if i in listed or (i + 1) % step)}
 
 
+def _deepseek(config: Config, num_layers: int) -> dict[str, object]:
+    """Dense layers, shared experts."""
+    dense = whole("first_k_dense_replace", config.get("first_k_dense_replace", 0), num_layers, least=0)
+    shared, width = config.get("n_shared_experts"), config.get("moe_intermediate_size")
+    num_shared = 0 if shared is None else whole("n_shared_experts", shared, MAX_EXPERTS, least=0)
+    return {
+        "moe.dense_layers": tuple(range(dense)),
+        "moe.shared_ffn": num_shared * whole("moe_intermediate_size", width, MAX_WIDTH),
+    }
+
+
+def _groups(config: Config, most: int, top: int) -> dict[str, object]:
+    num_groups = whole("n_group", config.get("n_group", most), MAX_EXPERTS)
+    top_groups = whole("topk_group", config.get("topk_group", top), num_groups)
+    return {"moe.num_groups": num_groups, "moe.top_groups": top_groups}
+
+
+def _deepseek_v2(config: Config, num_layers: int) -> Mapping[str, object]:
+    """Groups of experts, if `topk_method` looks at them."""
+    method = config.get("topk_method", "greedy")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise refused("topk_method", method, '"greedy" or "group_limited_greedy"')
+    groups = _groups(config, 1, 1) if method == "group_limited_greedy" else {}
+    return _deepseek(config, num_layers) | groups
+
+
+def _deepseek_v3(config: Config, num_layers: int) -> Mapping[str, object]:
+    """Groups of experts, blocks of multi-token prediction."""
+    values = _deepseek({"first_k_dense_replace": 3, "n_shared_experts": 1, **config}, num_layers)
+    values |= _groups(config, 8, 4)
+    values["moe.groups_by"] = "best" if values["moe.num_groups"] == 1 else "best_two"
+    depth = config.get("num_nextn_predict_layers", config.get("num_mtp_layers", 0))
+    if whole("num_nextn_predict_layers", 0 if depth is None else depth, MAX_LAYERS, least=0):
+        values["mtp.depth"] = depth
+    return values
+
+
 _DECODER = (
     Key(theirs=("vocab_size",), ours=("vocab_size",)),
     Key(theirs=("hidden_size",), ours=("hidden",)),
@@ -97,9 +136,32 @@ def _balance(default: float) -> Key:
     return Key(theirs=("router_aux_loss_coef",), ours=("moe.aux_loss_coef",), default=default)
 
 
+def _latent(q_latent: int) -> tuple[Key, ...]:
+    return (
+        Key(theirs=("kv_lora_rank",), ours=("attention.mla.kv_latent",), default=512),
+        Key(theirs=("q_lora_rank",), ours=("attention.mla.q_latent",), default=q_latent),
+        Key(theirs=("qk_nope_head_dim",), ours=("attention.mla.nope_dim",), default=128),
+        Key(theirs=("qk_rope_head_dim",), ours=("attention.mla.rope_dim",), default=64),
+        Key(theirs=("v_head_dim",), ours=("attention.mla.value_dim",), default=128),
+    )
+
+
 _FIXED = (Fixed(theirs="hidden_act", value="silu"), Fixed(theirs="attention_dropout", value=0.0))
 _NO_BIAS = Fixed(theirs="attention_bias", value=False)
 _NO_WINDOW = Fixed(theirs="use_sliding_window", value=False)
+_EVERY_LAYER = Fixed(theirs="moe_layer_freq", value=1)
+
+# A key of the published code alone: transformers has no balance loss for these, as with the default 0.
+_SEQUENCE_BALANCE = Key(theirs=("aux_loss_alpha",), ours=("moe.aux_loss_coef",), default=0.0)
+_DEEPSEEK_EXPERTS = (
+    _DENSE_FFN,
+    _EXPERT_FFN,
+    Key(theirs=("n_routed_experts", *_NUM_EXPERTS), ours=("moe.num_experts",)),
+    _TOP_K,
+    _SEQUENCE_BALANCE,
+)
+# How fast the biases of the published models moved (DeepSeek-V3, section 4.2); no key says it.
+_BIAS_RATE = 0.001
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
@@ -164,6 +226,58 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             layout="split",
             fixed=(*_FIXED, _NO_BIAS, Fixed(theirs="clip_qkv", value=None)),
             constants={**_POOLED, "qk_norm": "full"},
+        ),
+        "deepseek_v2": Family(
+            keys=(
+                *_DECODER,
+                _norm_eps(1e-6),
+                *_latent(1536),
+                *_DEEPSEEK_EXPERTS,
+                Key(theirs=("routed_scaling_factor",), ours=("moe.routed_scale",), default=1.0),
+                Key(
+                    theirs=("seq_aux",),
+                    ours=("moe.aux_loss_scope",),
+                    default=True,
+                    words=MappingProxyType({True: "sequence", False: "batch"}),
+                ),
+            ),
+            layout="split",
+            fixed=(
+                *_FIXED,
+                _NO_BIAS,
+                _EVERY_LAYER,
+                Fixed(theirs="scoring_func", value="softmax"),
+                Fixed(theirs="norm_topk_prob", value=False),
+            ),
+            constants={"moe.score": "softmax", "moe.normalize_topk": False},
+            rope=RopeDefaults(scales_scores=True),
+            derived=_deepseek_v2,
+        ),
+        "deepseek_v3": Family(
+            keys=(
+                *_DECODER,
+                _norm_eps(1e-6),
+                *_latent(1536),
+                *_DEEPSEEK_EXPERTS,
+                Key(theirs=("routed_scaling_factor",), ours=("moe.routed_scale",), default=2.5),
+                Key(theirs=("norm_topk_prob",), ours=("moe.normalize_topk",), default=True),
+            ),
+            layout="split",
+            fixed=(
+                *_FIXED,
+                _NO_BIAS,
+                _EVERY_LAYER,
+                Fixed(theirs="scoring_func", value="sigmoid"),
+                Fixed(theirs="topk_method", value="noaux_tc"),
+                Fixed(theirs="rope_interleave", value=True),
+            ),
+            constants={
+                "moe.score": "sigmoid",
+                "moe.aux_loss_scope": "sequence",
+                "moe.balance_bias_rate": _BIAS_RATE,
+            },
+            rope=RopeDefaults(scales_scores=True),
+            derived=_deepseek_v3,
         ),
     }
 )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from ascend_moe_train.model.config import ModelConfig
+from ascend_moe_train.model.config import MLAConfig, ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Row:
     pairs: Callable[[ModelConfig], Pairs] | None = None
 
 
-_LAYER, _THEIRS = "layers.{layer}.", "model.layers.{layer}."
+_LAYER, _MTP, _THEIRS = "layers.{layer}.", "mtp.{layer}.", "model.layers.{layer}."
 _ATTENTION, _MLP, _MIXTRAL = f"{_THEIRS}self_attn.", f"{_THEIRS}mlp.", f"{_THEIRS}block_sparse_moe."
 
 _COMMON = (
@@ -70,7 +70,56 @@ def _experts(router: str, w13: tuple[str, ...], w2: str) -> tuple[Row, ...]:
     )
 
 
-_OF_MOST = _COMMON + _QK_NORM + _DENSE
+def _query_pairs(cfg: ModelConfig) -> Pairs:
+    mla = _mla(cfg)
+    return Pairs(block=mla.nope_dim + mla.rope_dim, start=mla.nope_dim)
+
+
+def _key_pairs(cfg: ModelConfig) -> Pairs:
+    mla = _mla(cfg)
+    return Pairs(block=mla.kv_latent + mla.rope_dim, start=mla.kv_latent)
+
+
+def _mla(cfg: ModelConfig) -> MLAConfig:
+    if cfg.attention.mla is None:
+        raise ValueError("rows of latent attention for a model without it")
+    return cfg.attention.mla
+
+
+_DEEPSEEK = (
+    Row(ours=f"{_LAYER}attn.q.weight", theirs=(f"{_ATTENTION}q_proj.weight",), pairs=_query_pairs),
+    Row(ours=f"{_LAYER}attn.q_down.weight", theirs=(f"{_ATTENTION}q_a_proj.weight",)),
+    Row(ours=f"{_LAYER}attn.q_latent_norm.weight", theirs=(f"{_ATTENTION}q_a_layernorm.weight",)),
+    Row(ours=f"{_LAYER}attn.q_up.weight", theirs=(f"{_ATTENTION}q_b_proj.weight",), pairs=_query_pairs),
+    Row(ours=f"{_LAYER}attn.kv_down.weight", theirs=(f"{_ATTENTION}kv_a_proj_with_mqa.weight",), pairs=_key_pairs),
+    Row(ours=f"{_LAYER}attn.kv_latent_norm.weight", theirs=(f"{_ATTENTION}kv_a_layernorm.weight",)),
+    Row(ours=f"{_LAYER}attn.kv_up.weight", theirs=(f"{_ATTENTION}kv_b_proj.weight",)),
+    Row(ours=f"{_LAYER}moe.router.balance_bias", theirs=(f"{_MLP}gate.e_score_correction_bias",)),
+    Row(
+        ours=f"{_LAYER}moe.shared.w13.weight",
+        theirs=(f"{_MLP}shared_experts.gate_proj.weight", f"{_MLP}shared_experts.up_proj.weight"),
+    ),
+    Row(ours=f"{_LAYER}moe.shared.w2.weight", theirs=(f"{_MLP}shared_experts.down_proj.weight",)),
+    # Blocks of multi-token prediction are numbered on from the last layer.
+    Row(ours=f"{_MTP}embed_norm.weight", theirs=(f"{_THEIRS}enorm.weight",)),
+    Row(ours=f"{_MTP}hidden_norm.weight", theirs=(f"{_THEIRS}hnorm.weight",)),
+    Row(ours=f"{_MTP}merge.weight", theirs=(f"{_THEIRS}eh_proj.weight",)),
+    Row(ours=f"{_MTP}norm.weight", theirs=(f"{_THEIRS}shared_head.norm.weight",)),
+)
+
+_OF_MOST = _COMMON + _QK_NORM + _DENSE + _DEEPSEEK
+
+
+def repeated(cfg: ModelConfig) -> dict[str, str]:
+    """Tensors that some files hold although they repeat another one, and which: heads that are tied, and what blocks of
+    multi-token prediction share with the model."""
+    embedding, head = "model.embed_tokens.weight", "lm_head.weight"
+    copies = {head: embedding} if cfg.tie_embeddings else {}
+    for layer in range(cfg.num_layers, cfg.num_layers + (cfg.mtp.depth if cfg.mtp is not None else 0)):
+        copies[f"model.layers.{layer}.embed_tokens.weight"] = embedding
+        copies[f"model.layers.{layer}.shared_head.head.weight"] = embedding if cfg.tie_embeddings else head
+    return copies
+
 
 LAYOUTS: Mapping[str, tuple[Row, ...]] = MappingProxyType(
     {

@@ -6,7 +6,7 @@ from ascend_moe_train.errors import ConfigError
 
 SOURCE = "config.json"
 # Far above any model; keeps a hostile file from asking for endless tables of names.
-MAX_LAYERS, MAX_EXPERTS = 1024, 4096
+MAX_LAYERS, MAX_EXPERTS, MAX_WIDTH = 1024, 4096, 2**24
 _MAX_COEFFICIENT = 1000
 _MAX_SHOWN = 60  # characters of an offending value
 

@@ -1,10 +1,10 @@
-"""Grouped-query attention around `core_attention` of the kernels. Shape letters: see kernels/protocol.py."""
+"""Grouped-query and multi-head latent attention around that of the kernels. Shape letters: see kernels/protocol.py."""
 
 from typing import Any
 
 from mindspore import nn, ops
 
-from ascend_moe_train.model.config import ModelConfig
+from ascend_moe_train.model.config import MLAConfig, ModelConfig
 from ascend_moe_train.model.kernels.protocol import Kernels
 from ascend_moe_train.model.layers import Linear, RMSNorm
 from ascend_moe_train.model.rope import softmax_factor
@@ -56,3 +56,47 @@ class Attention(nn.Cell):
             return self.kernels.rope(x_BSHZ, cos_BSZ, sin_BSZ)
         turned = self.kernels.rope(x_BSHZ[..., : self.rotary_size], cos_BSZ, sin_BSZ)
         return ops.concat((turned, x_BSHZ[..., self.rotary_size :]), -1)
+
+
+class LatentAttention(nn.Cell):
+    """Multi-head latent attention (DeepSeek-V2, section 2.1): (B*S, D) -> (B*S, D).
+
+    Keys and values are unfolded from a normed latent vector, queries from another or straight from the input. Only the
+    last `rope_dim` elements of each query and key are rotated; in the key they are one vector for all heads.
+    """
+
+    def __init__(self, config: ModelConfig, mla: MLAConfig, kernels: Kernels) -> None:
+        super().__init__()
+        self.kernels = kernels
+        self.num_heads, self.kv_latent = config.num_heads, mla.kv_latent
+        self.nope_dim, self.rope_dim, self.value_dim = mla.nope_dim, mla.rope_dim, mla.value_dim
+        self.softmax_factor = softmax_factor(config.rope)
+        q_size = self.num_heads * config.head_size
+        self.has_q_latent = mla.q_latent is not None
+        if mla.q_latent is not None:
+            self.q_down = Linear(config.hidden, mla.q_latent, kernels)
+            self.q_latent_norm = RMSNorm(mla.q_latent, mla.norm_eps, kernels)
+            self.q_up = Linear(mla.q_latent, q_size, kernels)
+        else:
+            self.q = Linear(config.hidden, q_size, kernels)
+        self.kv_down = Linear(config.hidden, mla.kv_latent + mla.rope_dim, kernels)
+        self.kv_latent_norm = RMSNorm(mla.kv_latent, mla.norm_eps, kernels)
+        self.kv_up = Linear(mla.kv_latent, self.num_heads * (mla.nope_dim + mla.value_dim), kernels)
+        self.out = Linear(self.num_heads * mla.value_dim, config.hidden, kernels)
+
+    def construct(self, x_TD: Tensor, segment_BS: Tensor, cos_BSZ: Tensor, sin_BSZ: Tensor) -> Tensor:
+        B, S = segment_BS.shape
+        H, nope = self.num_heads, self.nope_dim
+        q = self.q_up(self.q_latent_norm(self.q_down(x_TD))) if self.has_q_latent else self.q(x_TD)
+        q = ops.reshape(q, (B, S, H, nope + self.rope_dim))
+        q = ops.concat((q[..., :nope], self.kernels.rope(q[..., nope:], cos_BSZ, sin_BSZ)), -1)
+        if self.softmax_factor != 1.0:
+            q = q * self.softmax_factor
+        down = self.kv_down(x_TD)
+        k_turned = ops.reshape(down[:, self.kv_latent :], (B, S, 1, self.rope_dim))
+        k_turned = ops.broadcast_to(self.kernels.rope(k_turned, cos_BSZ, sin_BSZ), (B, S, H, self.rope_dim))
+        kv = self.kv_up(self.kv_latent_norm(down[:, : self.kv_latent]))
+        kv = ops.reshape(kv, (B, S, H, nope + self.value_dim))
+        k = ops.concat((kv[..., :nope], k_turned), -1)
+        o = self.kernels.attention(q, k, kv[..., nope:], segment_BS)
+        return self.out(ops.reshape(o, (B * S, H * self.value_dim)))

@@ -68,6 +68,28 @@ class RopeConfig(Part):
         return self
 
 
+class MLAConfig(Part):
+    """Multi-head latent attention (DeepSeek-V2, section 2.1): keys and values are unfolded from one small vector.
+
+    Widths: `kv_latent` of what keys and values come from, `q_latent` of what queries come from (None: straight from the
+    hidden state), and of each head's parts: `nope_dim` of the part of q and k without position, `rope_dim` of the part
+    that is rotated (in k it is the same for all heads), `value_dim` of v. `norm_eps` is that of the latents' norms.
+    """
+
+    kv_latent: PositiveInt
+    q_latent: PositiveInt | None = None
+    nope_dim: PositiveInt
+    rope_dim: PositiveInt
+    value_dim: PositiveInt
+    norm_eps: PositiveFloat = 1e-6
+
+
+class AttentionConfig(Part):
+    """What attention is beyond heads and their norms. `mla` None is grouped-query attention."""
+
+    mla: MLAConfig | None = None
+
+
 class MoEConfig(Part):
     """A Mixture-of-Experts layer: router, dispatcher, experts.
 
@@ -75,6 +97,13 @@ class MoEConfig(Part):
     expert e and P_e the mean router probability (Switch Transformer, section 2.2; 1.0 when balanced). `aux_loss_scope`
     is the set of tokens over which f and P are taken: each `sequence`, the `batch` of one layer, or the batch of all
     layers pooled (`model`, as in transformers, whose coefficient is ours divided by K).
+
+    `num_groups` equal groups of experts compete first: a token's experts come from the `top_groups` whose best expert
+    (`groups_by: best`, DeepSeek-V2, section 2.1.2) or whose two best together (`best_two`, DeepSeek-V3) score highest.
+
+    `balance_bias_rate` balances without a loss (Wang et al., 2024; DeepSeek-V3, section 2.1.2): a bias per expert is
+    added to its score where experts are chosen, not where they are weighed, and after each step falls by this much if
+    the expert had more than its share of tokens, and rises if less. 0 keeps the biases as they are, None has none.
     """
 
     num_experts: PositiveInt
@@ -85,6 +114,10 @@ class MoEConfig(Part):
     score: Literal["softmax", "sigmoid"] = "softmax"
     score_order: Literal["before_topk", "after_topk"] = "before_topk"
     normalize_topk: bool = True
+    num_groups: PositiveInt = 1
+    top_groups: PositiveInt = 1
+    groups_by: Literal["best", "best_two"] = "best"
+    balance_bias_rate: NonNegativeFloat | None = None
     routed_scale: Annotated[float, Field(gt=0)] = 1.0
     capacity_factor: Annotated[float, Field(gt=0)] | None = None
     drop_policy: Literal["position", "probability"] = "position"
@@ -104,7 +137,35 @@ class MoEConfig(Part):
             raise ValueError("normalize_topk false is impossible with score_order 'after_topk': that softmax sums to 1")
         if self.capacity_factor is None and self.drop_policy != "position":
             raise ValueError(f"drop_policy '{self.drop_policy}' has no effect without capacity_factor: set one")
+        if self.score_order == "after_topk" and self.balance_bias_rate is not None:
+            raise ValueError("balance_bias_rate is impossible with score_order 'after_topk': set it to null")
+        self._check_groups()
         return self
+
+    def _check_groups(self) -> None:
+        if self.num_groups == 1 and (self.top_groups != 1 or self.groups_by != "best"):
+            raise ValueError(
+                f"top_groups {self.top_groups}, groups_by '{self.groups_by}' have no effect with num_groups 1: set it"
+            )
+        if self.num_experts % self.num_groups:
+            raise ValueError(f"num_experts {self.num_experts} does not divide by num_groups {self.num_groups}")
+        if self.top_groups > self.num_groups:
+            raise ValueError(f"top_groups {self.top_groups} is more than num_groups {self.num_groups}")
+        per = self.num_experts // self.num_groups
+        if self.top_k > self.top_groups * per:
+            raise ValueError(f"top_k {self.top_k} is more than top_groups {self.top_groups} of {per} experts each hold")
+        if self.groups_by == "best_two" and per < 2:
+            raise ValueError(
+                f"groups_by 'best_two' needs groups of two experts: num_groups {self.num_groups} has {per}"
+            )
+
+
+class MTPConfig(Part):
+    """Multi-token prediction in training (DeepSeek-V3, section 2.2): `depth` more blocks in a row, of which the k-th
+    predicts the token k places after the next; `loss_coef` weighs the mean of their losses (lambda in the paper)."""
+
+    depth: PositiveInt = 1
+    loss_coef: NonNegativeFloat = 0.3
 
 
 class ModelConfig(Part):
@@ -126,16 +187,27 @@ class ModelConfig(Part):
     tie_embeddings: bool = False
     init_std: PositiveFloat = 0.02
     rope: RopeConfig = RopeConfig()
+    attention: AttentionConfig = AttentionConfig()
     moe: MoEConfig | None = None
+    mtp: MTPConfig | None = None
 
     @property
     def head_size(self) -> int:
-        """Width of one attention head."""
+        """Width of one head of queries and keys."""
+        if self.attention.mla is not None:
+            return self.attention.mla.nope_dim + self.attention.mla.rope_dim
         return self.head_dim if self.head_dim is not None else self.hidden // self.num_heads
+
+    @property
+    def value_size(self) -> int:
+        """Width of one head of values."""
+        return self.attention.mla.value_dim if self.attention.mla is not None else self.head_size
 
     @property
     def rotary_size(self) -> int:
         """How much of each head is rotated."""
+        if self.attention.mla is not None:
+            return self.attention.mla.rope_dim
         return int(self.head_size * self.rope.fraction)
 
     def is_moe(self, layer: int) -> bool:
@@ -144,9 +216,11 @@ class ModelConfig(Part):
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        if self.head_dim is None and self.hidden % self.num_heads:
+        if self.attention.mla is not None:
+            self._check_mla(self.attention.mla)
+        elif self.head_dim is None and self.hidden % self.num_heads:
             raise ValueError(f"hidden {self.hidden} does not divide by num_heads {self.num_heads}: set head_dim")
-        if self.rotary_size % 2 or not self.rotary_size:
+        elif self.rotary_size % 2 or not self.rotary_size:
             raise ValueError(
                 f"head size {self.head_size} times rope.fraction {self.rope.fraction} is {self.rotary_size}, which is "
                 "not a positive even number: rotary embedding turns pairs"
@@ -158,3 +232,28 @@ class ModelConfig(Part):
             if beyond:
                 raise ValueError(f"moe.dense_layers {beyond} beyond the last layer {self.num_layers - 1}")
         return self
+
+    def _check_mla(self, mla: MLAConfig) -> None:
+        if mla.rope_dim % 2:
+            raise ValueError(f"attention.mla.rope_dim {mla.rope_dim} is odd: rotary embedding turns pairs")
+        if self.num_kv_heads != self.num_heads:
+            raise ValueError(
+                f"num_kv_heads {self.num_kv_heads} is impossible with attention.mla, where each of num_heads "
+                f"{self.num_heads} has keys of its own: set it to that"
+            )
+        without_effect = {"head_dim": None, "qk_norm": "none"}
+        for name, value in without_effect.items():
+            if getattr(self, name) != value:
+                raise ValueError(f"{name} {getattr(self, name)} has no effect with attention.mla: leave it out")
+        if self.rope.fraction != 1.0:
+            raise ValueError(f"rope.fraction {self.rope.fraction} has no effect with attention.mla: it has rope_dim")
+
+
+class LoraConfig(Part):
+    """Low-rank adapters (Hu et al., 2021): W x becomes W x + alpha / r * B A x for every weight W that `targets` name
+    by the end of its place in a layer (`attn.qkv`, `experts.w13`), for each expert its own; only A and B are trained.
+    """
+
+    r: PositiveInt = 16
+    alpha: PositiveFloat = 32.0
+    targets: tuple[str, ...] = ("attn.qkv", "attn.out")

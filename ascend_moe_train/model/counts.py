@@ -4,9 +4,12 @@ Shape letters: D hidden, F ffn, E experts, K top-k, S sequence, H heads, G kv he
 Not counted here: activation bytes, optimizer state.
 """
 
+from collections.abc import Iterator
 from math import prod
 
-from ascend_moe_train.model.config import ModelConfig, MoEConfig
+from ascend_moe_train.model.config import MLAConfig, ModelConfig, MoEConfig
+
+Shapes = dict[str, tuple[int, ...]]
 
 # The last words of a parameter's name, and the part of the model that it belongs to; the first match counts.
 _PARTS = (
@@ -14,6 +17,11 @@ _PARTS = (
     ("head.weight", "head"),
     ("norm.weight", "norms"),
     ("attn.qkv.weight", "attention"),
+    ("attn.q.weight", "attention"),
+    ("attn.q_down.weight", "attention"),
+    ("attn.q_up.weight", "attention"),
+    ("attn.kv_down.weight", "attention"),
+    ("attn.kv_up.weight", "attention"),
     ("attn.out.weight", "attention"),
     ("moe.router.weight", "routers"),
     ("moe.experts.w13", "experts"),
@@ -22,42 +30,101 @@ _PARTS = (
     ("moe.shared.w2.weight", "shared_experts"),
     ("ffn.w13.weight", "dense_ffn"),
     ("ffn.w2.weight", "dense_ffn"),
+    ("merge.weight", "mtp_merges"),
 )
 
 
-def parameter_shapes(cfg: ModelConfig) -> dict[str, tuple[int, ...]]:
+def parameter_shapes(cfg: ModelConfig) -> Shapes:
     """Name and shape of every trained tensor, in the order of the forward pass.
 
-    `qkv` rows are the query heads, then the key heads, then the value heads; `w13` holds gate (w1), then up (w3). Dense
-    weights are [out, in]; those of the experts are [E, in, out], one block for all of a layer.
+    `qkv` rows are the query heads, then the key heads, then the value heads; `w13` holds gate (w1), then up (w3). With
+    latent attention, the rows of `q` and of `kv_up` go by heads, those without position first in each, and the last
+    rows of `kv_down` are the rotated key. Dense weights are [out, in]; those of the experts are [E, in, out], one block
+    for all of a layer. `merge` takes the token's embedding, then the hidden state.
     """
-    shapes: dict[str, tuple[int, ...]] = {"embed.weight": (cfg.vocab_size, cfg.hidden)}
+    shapes: Shapes = {"embed.weight": (cfg.vocab_size, cfg.hidden)}
     for layer in range(cfg.num_layers):
-        for name, shape in _block_shapes(cfg, layer).items():
-            shapes[f"layers.{layer}.{name}"] = shape
+        shapes |= _below(f"layers.{layer}.", _block_shapes(cfg, layer))
     shapes["norm.weight"] = (cfg.hidden,)
     if not cfg.tie_embeddings:
         shapes["head.weight"] = (cfg.vocab_size, cfg.hidden)
+    for depth in range(cfg.mtp.depth if cfg.mtp is not None else 0):
+        extra: Shapes = {
+            "embed_norm.weight": (cfg.hidden,),
+            "hidden_norm.weight": (cfg.hidden,),
+            "merge.weight": (cfg.hidden, 2 * cfg.hidden),
+            **_below("block.", _block_shapes(cfg, cfg.num_layers + depth)),
+            "norm.weight": (cfg.hidden,),
+        }
+        shapes |= _below(f"mtp.{depth}.", extra)
     return shapes
 
 
-def _block_shapes(cfg: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
-    head = cfg.head_size
-    shapes: dict[str, tuple[int, ...]] = {
+def buffer_shapes(cfg: ModelConfig) -> Shapes:
+    """Name and shape of every tensor that is part of the model and has no gradient."""
+    if cfg.moe is None or cfg.moe.balance_bias_rate is None:
+        return {}
+    return {f"{prefix}moe.router.balance_bias": (cfg.moe.num_experts,) for prefix in moe_layers(cfg)}
+
+
+def moe_layers(cfg: ModelConfig) -> list[str]:
+    """Names of the blocks that hold experts, in the order of the forward pass, each with its dot."""
+    return [prefix for prefix, layer in _blocks(cfg) if cfg.is_moe(layer)]
+
+
+def _blocks(cfg: ModelConfig) -> Iterator[tuple[str, int]]:
+    """Prefix and number of every decoder block; those of multi-token prediction are numbered after the others."""
+    for layer in range(cfg.num_layers):
+        yield f"layers.{layer}.", layer
+    for depth in range(cfg.mtp.depth if cfg.mtp is not None else 0):
+        yield f"mtp.{depth}.block.", cfg.num_layers + depth
+
+
+def _below(prefix: str, shapes: Shapes) -> Shapes:
+    return {prefix + name: shape for name, shape in shapes.items()}
+
+
+def _block_shapes(cfg: ModelConfig, layer: int) -> Shapes:
+    shapes: Shapes = {
         "attn_norm.weight": (cfg.hidden,),
-        "attn.qkv.weight": ((cfg.num_heads + 2 * cfg.num_kv_heads) * head, cfg.hidden),
+        **_below("attn.", _attention_shapes(cfg)),
+        "ffn_norm.weight": (cfg.hidden,),
     }
-    if cfg.qk_norm != "none":
-        q, k = (head, head) if cfg.qk_norm == "head" else (cfg.num_heads * head, cfg.num_kv_heads * head)
-        shapes |= {"attn.q_norm.weight": (q,), "attn.k_norm.weight": (k,)}
-    shapes |= {"attn.out.weight": (cfg.hidden, cfg.num_heads * head), "ffn_norm.weight": (cfg.hidden,)}
     if cfg.moe is not None and cfg.is_moe(layer):
         return shapes | _moe_shapes(cfg.hidden, cfg.moe)
     return shapes | {"ffn.w13.weight": (2 * cfg.ffn, cfg.hidden), "ffn.w2.weight": (cfg.hidden, cfg.ffn)}
 
 
-def _moe_shapes(hidden: int, moe: MoEConfig) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {
+def _attention_shapes(cfg: ModelConfig) -> Shapes:
+    if cfg.attention.mla is not None:
+        return _latent_shapes(cfg, cfg.attention.mla)
+    head = cfg.head_size
+    shapes: Shapes = {"qkv.weight": ((cfg.num_heads + 2 * cfg.num_kv_heads) * head, cfg.hidden)}
+    if cfg.qk_norm != "none":
+        q, k = (head, head) if cfg.qk_norm == "head" else (cfg.num_heads * head, cfg.num_kv_heads * head)
+        shapes |= {"q_norm.weight": (q,), "k_norm.weight": (k,)}
+    return shapes | {"out.weight": (cfg.hidden, cfg.num_heads * head)}
+
+
+def _latent_shapes(cfg: ModelConfig, mla: MLAConfig) -> Shapes:
+    q_size = cfg.num_heads * cfg.head_size
+    shapes: Shapes = {"q.weight": (q_size, cfg.hidden)}
+    if mla.q_latent is not None:
+        shapes = {
+            "q_down.weight": (mla.q_latent, cfg.hidden),
+            "q_latent_norm.weight": (mla.q_latent,),
+            "q_up.weight": (q_size, mla.q_latent),
+        }
+    return shapes | {
+        "kv_down.weight": (mla.kv_latent + mla.rope_dim, cfg.hidden),
+        "kv_latent_norm.weight": (mla.kv_latent,),
+        "kv_up.weight": (cfg.num_heads * (mla.nope_dim + mla.value_dim), mla.kv_latent),
+        "out.weight": (cfg.hidden, cfg.num_heads * mla.value_dim),
+    }
+
+
+def _moe_shapes(hidden: int, moe: MoEConfig) -> Shapes:
+    shapes: Shapes = {
         "moe.router.weight": (moe.num_experts, hidden),
         "moe.experts.w13": (moe.num_experts, hidden, 2 * moe.ffn),
         "moe.experts.w2": (moe.num_experts, moe.ffn, hidden),
@@ -100,17 +167,17 @@ def forward_flops_per_token(cfg: ModelConfig, seq_len: int, *, causal: bool = Tr
 
     An m x k by k x n matrix product is 2 m n k FLOPs. Counted: all matrix products, router and head included, K experts
     per token whatever is dropped or padded. Not counted: the embedding's gather, norms, rotary embedding, softmax,
-    activations, the weighted sum of experts. The attention products (scores, and scores times values) are 4 S H Kh per
-    token when each query meets all S keys (`causal` False: Megatron-LM's and PaLM's convention, Chowdhery et al.,
-    2022, appendix B), and half of that when the mask's empty half is left out (`causal` True, the default: what has to
-    be computed).
+    activations, the weighted sum of experts. The attention products (scores, and scores times values) are 2 S H (Z + Y)
+    per token, for heads of width Z in queries and keys and Y in values, when each query meets all S keys (`causal`
+    False: Megatron-LM's and PaLM's convention, Chowdhery et al., 2022, appendix B), and half of that when the mask's
+    empty half is left out (`causal` True, the default: what has to be computed).
     """
-    head = cfg.head_size
-    projections = 2 * cfg.hidden * head * (2 * cfg.num_heads + 2 * cfg.num_kv_heads)
-    attention = (2 if causal else 4) * seq_len * cfg.num_heads * head
-    flops = cfg.num_layers * (projections + attention) + 2 * cfg.hidden * cfg.vocab_size
-    for layer in range(cfg.num_layers):
-        flops += _feed_forward_flops(cfg, layer)
+    projections = sum(2 * prod(shape) for shape in _attention_shapes(cfg).values() if len(shape) == 2)
+    attention = (1 if causal else 2) * seq_len * cfg.num_heads * (cfg.head_size + cfg.value_size)
+    depth = cfg.mtp.depth if cfg.mtp is not None else 0
+    flops = 2 * cfg.hidden * cfg.vocab_size * (1 + depth) + 4 * cfg.hidden * cfg.hidden * depth
+    for _, layer in _blocks(cfg):
+        flops += projections + attention + _feed_forward_flops(cfg, layer)
     return flops
 
 

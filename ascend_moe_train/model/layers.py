@@ -16,9 +16,9 @@ from ascend_moe_train.model.kernels.protocol import Kernels
 Tensor = Any
 
 
-def empty(*shape: int) -> ms.Parameter:
+def empty(*shape: int, is_trained: bool = True) -> ms.Parameter:
     """A parameter to be filled by `initialize`."""
-    return ms.Parameter(ms.Tensor(np.zeros(shape, np.float32)))
+    return ms.Parameter(ms.Tensor(np.zeros(shape, np.float32)), requires_grad=is_trained)
 
 
 class Linear(nn.Cell):
@@ -74,11 +74,13 @@ class FeedForward(nn.Cell):
 def initial_value(name: str, shape: tuple[int, ...], *, std: float, num_layers: int, seed: int) -> NDArray[np.float32]:
     """Weights to start from, a pure function of (seed, name), so that no layout or order changes them.
 
-    Norms are 1. Matrices are normal with `std`; those that write into the residual stream are smaller by
+    Norms are 1, biases 0. Matrices are normal with `std`; those that write into the residual stream are smaller by
     sqrt(2 * num_layers) (Radford et al., 2019, section 2.3).
     """
     if "norm" in name:
         return np.ones(shape, np.float32)
+    if name.endswith("bias"):
+        return np.zeros(shape, np.float32)
     generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
     into_residual = name.endswith((".out.weight", ".w2.weight", ".w2"))
     scale = std / np.sqrt(2 * num_layers) if into_residual else std

@@ -31,7 +31,8 @@ def uniform_noise(shape: tuple[int, ...], seed: Tensor, amplitude: Tensor) -> Te
 class Router(nn.Cell):
     """Token-choice top-k router, in fp32 whatever the activations are.
 
-    `jitter` multiplies its input by noise (Switch Transformer, appendix C), unless noise_seed is negative.
+    `jitter` multiplies its input by noise (Switch Transformer, appendix C), unless noise_seed is negative. The balance
+    bias is no weight: it has no gradient, and `optim.balance` updates it.
 
     construct returns (expert_TK int32, gate_TK, probability_BSE, z_loss (1,), counts_BE): the mean over tokens of
     probability_BSE is P of the load-balancing loss; z_loss is the mean of logsumexp(logits)^2 (ST-MoE: Zoph et al.,
@@ -46,7 +47,12 @@ class Router(nn.Cell):
         self.jitter, self.force_balance = config.jitter, config.force_balance
         self.is_sigmoid, self.after_topk = config.score == "sigmoid", config.score_order == "after_topk"
         self.normalize_topk, self.routed_scale = config.normalize_topk, config.routed_scale
+        self.num_groups, self.top_groups = config.num_groups, config.top_groups
+        self.best_of_each = 2 if config.groups_by == "best_two" else 1
         self.weight = empty(config.num_experts, hidden)
+        self.has_balance_bias = config.balance_bias_rate is not None
+        if self.has_balance_bias:
+            self.balance_bias = empty(config.num_experts, is_trained=False)
         self.project = ops.MatMul(transpose_b=True)
 
     def construct(self, x_TD: Tensor, num_sequences: int, noise_seed: Tensor) -> Any:
@@ -82,8 +88,22 @@ class Router(nn.Cell):
     def choose(self, score_TE: Tensor, T: int, K: int, E: int) -> Tensor:
         if self.force_balance:
             return ops.reshape(numbers(T * K) % E, (T, K))
-        _, expert_TK = ops.topk(ops.stop_gradient(score_TE), K)
+        score_TE = ops.stop_gradient(score_TE)
+        if self.has_balance_bias:
+            score_TE = score_TE + self.balance_bias
+        if self.top_groups < self.num_groups:
+            score_TE = self.within_top_groups(score_TE, T, E)
+        _, expert_TK = ops.topk(score_TE, K)
         return ops.cast(expert_TK, ms.int32)
+
+    def within_top_groups(self, score_TE: Tensor, T: int, E: int) -> Tensor:
+        """Scores of experts outside the best groups become unreachably low."""
+        best_TNK, _ = ops.topk(ops.reshape(score_TE, (T, self.num_groups, E // self.num_groups)), self.best_of_each)
+        _, top_TN = ops.topk(ops.sum(best_TNK, 2), self.top_groups)
+        is_top_TNN = ops.expand_dims(ops.cast(top_TN, ms.int32), 2) == numbers(self.num_groups)
+        kept_TN1 = ops.expand_dims(ops.sum(ops.cast(is_top_TNN, ms.int32), 1) > 0, 2)
+        kept_TNE = ops.broadcast_to(kept_TN1, (T, self.num_groups, E // self.num_groups))
+        return ops.select(ops.reshape(kept_TNE, (T, E)), score_TE, ops.full_like(score_TE, -1e30))
 
     def gates(self, score_TK: Tensor) -> Tensor:
         if self.after_topk:

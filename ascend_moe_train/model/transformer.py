@@ -5,8 +5,9 @@ from typing import Any
 import mindspore as ms
 from mindspore import nn, ops
 
-from ascend_moe_train.model.attention import Attention
+from ascend_moe_train.model.attention import Attention, LatentAttention
 from ascend_moe_train.model.config import ModelConfig
+from ascend_moe_train.model.counts import buffer_shapes, moe_layers
 from ascend_moe_train.model.kernels.protocol import Kernels
 from ascend_moe_train.model.layers import Embedding, FeedForward, Linear, RMSNorm, initial_value
 from ascend_moe_train.model.moe import MoE
@@ -22,7 +23,8 @@ class Block(nn.Cell):
     def __init__(self, config: ModelConfig, layer: int, kernels: Kernels) -> None:
         super().__init__()
         self.attn_norm = RMSNorm(config.hidden, config.norm_eps, kernels)
-        self.attn = Attention(config, kernels)
+        mla = config.attention.mla
+        self.attn = Attention(config, kernels) if mla is None else LatentAttention(config, mla, kernels)
         self.ffn_norm = RMSNorm(config.hidden, config.norm_eps, kernels)
         self.is_moe = config.is_moe(layer)
         if config.moe is not None and self.is_moe:
@@ -41,6 +43,27 @@ class Block(nn.Cell):
         return x_TD + self.ffn(h_TD), ()
 
 
+class TokenAfter(nn.Cell):
+    """One depth of multi-token prediction (DeepSeek-V3, section 2.2): from the normed hidden state of the depth before
+    and the embedding of the token that was to be predicted there, to the normed hidden state that predicts the one
+    after it. The merged input holds the embedding first, as in the published weights."""
+
+    def __init__(self, config: ModelConfig, depth: int, kernels: Kernels) -> None:
+        super().__init__()
+        self.embed_norm = RMSNorm(config.hidden, config.norm_eps, kernels)
+        self.hidden_norm = RMSNorm(config.hidden, config.norm_eps, kernels)
+        self.merge = Linear(2 * config.hidden, config.hidden, kernels)
+        self.block = Block(config, config.num_layers + depth, kernels)
+        self.norm = RMSNorm(config.hidden, config.norm_eps, kernels)
+
+    def construct(
+        self, x_TD: Tensor, e_TD: Tensor, segment_BS: Tensor, cos_BSZ: Tensor, sin_BSZ: Tensor, noise_seed: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        merged_TD = self.merge(ops.concat((self.embed_norm(e_TD), self.hidden_norm(x_TD)), -1))
+        y_TD, figures = self.block(merged_TD, segment_BS, cos_BSZ, sin_BSZ, noise_seed)
+        return self.norm(y_TD), figures
+
+
 class Transformer(nn.Cell):
     """Tokens to next-token loss. Weights are zero until `initialize` or a checkpoint fills them."""
 
@@ -50,12 +73,18 @@ class Transformer(nn.Cell):
         if config.moe is not None:
             self.top_k, self.aux_loss_scope = config.moe.top_k, config.moe.aux_loss_scope
             self.aux_loss_coef, self.z_loss_coef = config.moe.aux_loss_coef, config.moe.z_loss_coef
+            self.balance_bias_rate = config.moe.balance_bias_rate
         self.kernels = kernels
         self.embed = Embedding(config.vocab_size, config.hidden, kernels)
         self.layers = nn.CellList([Block(config, i, kernels) for i in range(config.num_layers)])
         self.norm = RMSNorm(config.hidden, config.norm_eps, kernels)
         if not config.tie_embeddings:
             self.head = Linear(config.hidden, config.vocab_size, kernels)
+        self.mtp_loss_coef = config.mtp.loss_coef if config.mtp is not None else 0.0
+        if config.mtp is not None:
+            self.mtp = nn.CellList([TokenAfter(config, depth, kernels) for depth in range(config.mtp.depth)])
+        self.has_mtp = config.mtp is not None
+        self.num_moe_layers, self.buffer_names = len(moe_layers(config)), frozenset(buffer_shapes(config))
         cos, sin = rope_tables(config.rope, config.rotary_size, num_positions)
         self.cos_table, self.sin_table = ms.Tensor(cos), ms.Tensor(sin)
 
@@ -64,11 +93,15 @@ class Transformer(nn.Cell):
 
         The names are places in this model; a parameter's own `name` changes with the cell that holds the model.
         """
-        return list(self.parameters_and_names())
+        return [(name, parameter) for name, parameter in self.parameters_and_names() if name not in self.buffer_names]
+
+    def buffers(self) -> list[tuple[str, Any]]:
+        """The same for what is part of the model and never has a gradient, in the order of `counts.buffer_shapes`."""
+        return [(name, parameter) for name, parameter in self.parameters_and_names() if name in self.buffer_names]
 
     def initialize(self, seed: int) -> None:
-        """Fill every weight from (seed, its name)."""
-        for name, parameter in self.weights():
+        """Fill every weight and buffer from (seed, its name)."""
+        for name, parameter in [*self.weights(), *self.buffers()]:
             num_layers = len(self.layers)
             value = initial_value(name, parameter.shape, std=self.init_std, num_layers=num_layers, seed=seed)
             parameter.set_data(ms.Tensor(value))
@@ -121,14 +154,55 @@ class Transformer(nn.Cell):
         step, 1 / micro-batches of the step), so that losses and gradients of micro-batches add up.
         """
         x_TD, routed, _ = self.hidden_states(tokens_BS, segment_BS, position_BS, noise_seed)
-        loss_T = self.kernels.cross_entropy(self.logits(x_TD), ops.reshape(targets_BS, (-1,)))
-        ce = ops.reshape(ops.sum(loss_T), (1,)) * loss_weight[0]
+        ce = self.cross_entropy(x_TD, targets_BS) * loss_weight[0]
+        total = ce
+        if self.has_mtp:
+            further, routed_further = self.further_cross_entropy(
+                x_TD, tokens_BS, targets_BS, segment_BS, position_BS, noise_seed
+            )
+            total = total + self.mtp_loss_coef * loss_weight[0] * further
+            routed = routed + routed_further
         if len(routed) == 0:
             none = ops.zeros((1,), ms.float32)
-            return ce, ce, none, none, ops.zeros((1, 1), ms.int32), ops.zeros((1,), ms.int32)
+            return total, ce, none, none, ops.zeros((1, 1), ms.int32), ops.zeros((1,), ms.int32)
         aux, z = self.router_losses(routed)
         aux, z = aux * loss_weight[1], z * loss_weight[1]
-        total = ce + self.aux_loss_coef * aux + self.z_loss_coef * z
+        total = total + self.aux_loss_coef * aux + self.z_loss_coef * z
         counts_LE = ops.stack([ops.sum(r[2], 0) for r in routed])
         dropped = ops.stack([r[3] for r in routed]).sum(0)
         return total, ce, aux, z, counts_LE, dropped
+
+    def cross_entropy(self, x_TD: Tensor, targets_BS: Tensor) -> Tensor:
+        """Summed over the counted targets: (1,)."""
+        loss_T = self.kernels.cross_entropy(self.logits(x_TD), ops.reshape(targets_BS, (-1,)))
+        return ops.reshape(ops.sum(loss_T), (1,))
+
+    def further_cross_entropy(
+        self,
+        x_TD: Tensor,
+        tokens_BS: Tensor,
+        targets_BS: Tensor,
+        segment_BS: Tensor,
+        position_BS: Tensor,
+        noise_seed: Tensor,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """-> mean over depths of the summed loss of multi-token prediction, and the router figures of its blocks.
+
+        A target in another document than its query is not counted.
+        """
+        B = tokens_BS.shape[0]
+        cos_BSZ = ops.gather(self.cos_table, position_BS, 0)
+        sin_BSZ = ops.gather(self.sin_table, position_BS, 0)
+        total, routed = ops.zeros((1,), ms.float32), []
+        for i, module in enumerate(self.mtp):
+            far = i + 1
+            nothing = ops.full((B, far), -1, dtype=ms.int32)
+            next_BS = ops.concat((tokens_BS[:, far:], ops.zeros_like(nothing)), 1)
+            e_TD = self.embed(ops.reshape(next_BS, (-1,)))
+            x_TD, figures = module(x_TD, e_TD, segment_BS, cos_BSZ, sin_BSZ, noise_seed)
+            if len(figures) > 0:
+                routed.append(figures)
+            target_BS = ops.concat((targets_BS[:, far:], nothing), 1)
+            is_same_BS = ops.concat((segment_BS[:, far:], nothing), 1) == segment_BS
+            total = total + self.cross_entropy(x_TD, ops.select(is_same_BS, target_BS, ops.full_like(target_BS, -1)))
+        return total / len(self.mtp), routed

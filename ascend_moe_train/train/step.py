@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ascend_moe_train.data.loader import Batch
 from ascend_moe_train.model.transformer import Transformer
 from ascend_moe_train.optim.adamw import AdamW
+from ascend_moe_train.optim.balance import BalanceBiases
 
 Tensor = Any
 
@@ -100,7 +101,8 @@ class TrainStep:
 
     def __init__(self, model: Transformer, optimizer: AdamW, num_micro: int) -> None:
         self.num_micro = num_micro
-        self._num_moe_layers = sum(block.is_moe for block in model.layers)
+        self._num_moe_layers = model.num_moe_layers
+        self._balance = BalanceBiases(model.buffers(), model.balance_bias_rate) if model.buffers() else None
         gradients = _Gradients(model, optimizer.weights)
         if num_micro == 1:
             self._whole = _WholeStep(gradients, optimizer)
@@ -134,6 +136,8 @@ class TrainStep:
     def _result(self, per_micro: list[tuple[Tensor, ...]], update: tuple[Tensor, Tensor, Tensor]) -> StepResult:
         sums = [np.sum([f[i].asnumpy() for f in per_micro], axis=0) for i in range(6)]
         norm, applied, square_P = (x.asnumpy() for x in update)
+        if self._balance is not None:
+            self._balance(ms.Tensor(sums[4].astype(np.int32)), update[1])
         return StepResult(
             loss=float(sums[1][0]),
             total_loss=float(sums[0][0]),

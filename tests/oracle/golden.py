@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from ascend_moe_train.checkpoint.huggingface import from_hf
+from ascend_moe_train.checkpoint.huggingface import config_of_present, from_hf
 from ascend_moe_train.checkpoint.huggingface_config import model_config_from_hf
 from ascend_moe_train.model.config import ModelConfig
+from ascend_moe_train.model.counts import parameter_shapes
 
 Array = NDArray[Any]
 
@@ -22,7 +23,9 @@ FOLDER = Path(__file__).parent.parent / "golden"
 HF_CASES = ("mixtral_tiny", "qwen3_moe_tiny")
 # Those whose every part the whole-model oracle knows, and all.
 ORACLE_CASES = (*HF_CASES, "llama_tiny", "qwen3_tiny", "olmoe_tiny")
-FAMILY_CASES = ORACLE_CASES
+FAMILY_CASES = (*ORACLE_CASES, "deepseek_v2_tiny", "deepseek_v3_tiny", "deepseek_v3_mtp_tiny")
+# Endings of the tensors that are no parameters, and so have no gradient.
+BUFFERS = ("e_score_correction_bias",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +39,8 @@ class Golden:
     targets_BS: NDArray[np.int64]
     logits_BSV: Array
     cross_entropy: float
-    balance: float
-    """The balance loss before its coefficient."""
+    balance: float | None
+    """The balance loss before its coefficient; None where transformers computes none."""
     total: float
     generated_BS: NDArray[np.int64]
     """The first PROMPT tokens of `tokens_BS`, and what greedy generation adds to them."""
@@ -53,16 +56,19 @@ def read_tensors(case: str) -> tuple[dict[str, Array], dict[str, str]]:
 
 def golden(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> Golden:
     """Translate the content of a golden file."""
-    config = model_config_from_hf(json.loads(metadata["made_of"])["config"])
+    weights, grads = _below("weight.", tensors), _below("grad.", tensors)
+    config = config_of_present(model_config_from_hf(json.loads(metadata["made_of"])["config"]), weights)
+    no_grads = {name: np.zeros_like(value) for name, value in weights.items() if name.endswith(BUFFERS)}
+    gradients = from_hf(grads | no_grads, config)
     return Golden(
         config=config,
-        weights=from_hf(_below("weight.", tensors), config),
-        grads=from_hf(_below("grad.", tensors), config),
+        weights=from_hf(weights, config),
+        grads={name: gradients[name] for name in parameter_shapes(config)},
         tokens_BS=tensors["tokens"],
         targets_BS=tensors["labels"],
         logits_BSV=tensors["logits"],
         cross_entropy=float(tensors["cross_entropy"]),
-        balance=float(tensors["aux_loss"]) / config.moe.top_k if config.moe is not None else 0.0,
+        balance=float(tensors["aux_loss"]) / config.moe.top_k if config.moe and "aux_loss" in tensors else None,
         total=float(tensors["loss"]),
         generated_BS=tensors["generated"],
     )

@@ -2,8 +2,9 @@ from math import prod
 
 import pytest
 
-from ascend_moe_train.model.config import ModelConfig, MoEConfig
+from ascend_moe_train.model.config import ModelConfig, MoEConfig, MTPConfig
 from ascend_moe_train.model.counts import (
+    buffer_shapes,
     forward_flops_per_token,
     num_active_parameters,
     num_parameters,
@@ -11,7 +12,7 @@ from ascend_moe_train.model.counts import (
     parameters_by_part,
     training_flops_per_token,
 )
-from ascend_moe_train.presets import PRESETS, demo, qwen3_30b_a3b, tiny
+from ascend_moe_train.presets import PRESETS, deepseek_v3, demo, qwen3_30b_a3b, tiny
 
 # Everything that a count can depend on, once.
 EVERY_PART = ModelConfig(
@@ -30,6 +31,7 @@ EVERY_PART = ModelConfig(
 
 # Total: sums of the tensor sizes in the safetensors indexes of the models that the presets name. Active: the same sums
 # without the experts that a token does not meet; published as 12.9B, 39B, 3.3B, 22B and 1.3B (the model cards).
+# DeepSeek counts active ones without the embedding, 2.4B and 37B (arXiv 2405.04434, 2412.19437).
 PUBLISHED = {
     "llama3_8b": (8_030_261_248, 8_030_261_248),
     "qwen3_8b": (8_190_735_360, 8_190_735_360),
@@ -38,6 +40,8 @@ PUBLISHED = {
     "qwen3_30b_a3b": (30_532_122_624, 3_353_032_704),
     "qwen3_235b_a22b": (235_093_634_560, 22_190_763_520),
     "olmoe_1b_7b": (6_919_161_856, 1_282_017_280),
+    "deepseek_v2_lite": (15_706_484_224, 2_661_150_208),
+    "deepseek_v3": (671_026_404_352, 37_552_282_624),
 }
 
 
@@ -49,6 +53,18 @@ def test_every_published_preset_is_counted() -> None:
 def test_published_sizes(name: str) -> None:
     config = PRESETS[name]()
     assert (num_parameters(config), num_active_parameters(config)) == PUBLISHED[name]
+
+
+def test_deepseek_v3_as_its_files_hold_it() -> None:
+    # README_WEIGHTS.md of deepseek-ai/DeepSeek-V3: beside the 671B main model, one block of multi-token prediction that
+    # repeats embedding and head. The metadata of its safetensors: 3,918,786,560 BF16 and 680,571,043,840 F8 numbers.
+    main = deepseek_v3()
+    biases = sum(prod(shape) for shape in buffer_shapes(main).values())
+    assert num_parameters(main) + biases == 671_026_419_200
+    whole = main.model_copy(update={"mtp": MTPConfig(depth=1)})
+    copies = 2 * whole.vocab_size * whole.hidden
+    assert num_parameters(whole) + copies == 3_918_786_560 + 680_571_043_840
+    assert len(buffer_shapes(whole)) == 58 + 1
 
 
 def test_shapes_of_every_part() -> None:

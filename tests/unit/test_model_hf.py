@@ -48,7 +48,8 @@ def test_logits(kernel_set: str, case: str) -> None:
 def test_losses(kernel_set: str, case: str) -> None:
     this = run(kernel_set, case)
     assert this.found.cross_entropy == pytest.approx(this.reference.cross_entropy, rel=TOLERANCE)
-    assert this.found.balance == pytest.approx(this.reference.balance, rel=TOLERANCE)
+    if this.reference.balance is not None:
+        assert this.found.balance == pytest.approx(this.reference.balance, rel=TOLERANCE)
     assert this.found.total == pytest.approx(this.reference.total, rel=TOLERANCE)
 
 

@@ -53,20 +53,34 @@ class PortableKernels:
         cos, sin = ops.expand_dims(cos_BSZ, 2), ops.expand_dims(sin_BSZ, 2)
         return ops.concat((a * cos - b * sin, b * cos + a * sin), -1)
 
-    def attention(self, q_BSHZ: Tensor, k_BSGZ: Tensor, v_BSGZ: Tensor, segment_BS: Tensor) -> Tensor:
+    def attention(
+        self,
+        q_BSHZ: Tensor,
+        k_BSGZ: Tensor,
+        v_BSGY: Tensor,
+        segment_BS: Tensor,
+        window: int | None = None,
+        sink_H: Tensor | None = None,
+    ) -> Tensor:
         B, S, H, Z = q_BSHZ.shape
-        G = k_BSGZ.shape[2]
+        G, Y = k_BSGZ.shape[2], v_BSGY.shape[3]
         q = ops.reshape(ops.transpose(q_BSHZ, (0, 2, 1, 3)), (B * G, H // G * S, Z))
         k = ops.reshape(ops.transpose(k_BSGZ, (0, 2, 1, 3)), (B * G, S, Z))
-        v = ops.reshape(ops.transpose(v_BSGZ, (0, 2, 1, 3)), (B * G, S, Z))
-        scores = ops.reshape(ops.BatchMatMul(transpose_b=True)(q, k), (B, G, H // G, S, S)) * (Z**-0.5)
+        v = ops.reshape(ops.transpose(v_BSGY, (0, 2, 1, 3)), (B * G, S, Y))
+        scores = ops.reshape(ops.BatchMatMul(transpose_b=True)(q, k), (B, H, S, S)) * (Z**-0.5)
         place_S = numbers(S)
-        causal_SS = ops.expand_dims(place_S, 1) >= ops.expand_dims(place_S, 0)
+        back_SS = ops.expand_dims(place_S, 1) - ops.expand_dims(place_S, 0)
+        seen_SS = back_SS >= 0 if window is None else ops.logical_and(back_SS >= 0, back_SS < window)
         same_BSS = ops.expand_dims(segment_BS, 2) == ops.expand_dims(segment_BS, 1)
-        seen = ops.reshape(ops.logical_and(same_BSS, ops.expand_dims(causal_SS, 0)), (B, 1, 1, S, S))
-        p = ops.softmax(ops.select(ops.broadcast_to(seen, scores.shape), scores, ops.full_like(scores, -1e30)), -1)
+        seen = ops.expand_dims(ops.logical_and(same_BSS, ops.expand_dims(seen_SS, 0)), 1)
+        scores = ops.select(ops.broadcast_to(seen, scores.shape), scores, ops.full_like(scores, -1e30))
+        if sink_H is not None:
+            sink = ops.broadcast_to(ops.reshape(sink_H, (1, H, 1, 1)), (B, H, S, 1))
+            p = ops.softmax(ops.concat((scores, sink), -1), -1)[..., :S]
+        else:
+            p = ops.softmax(scores, -1)
         out = ops.BatchMatMul()(ops.reshape(p, (B * G, H // G * S, S)), v)
-        return ops.transpose(ops.reshape(out, (B, H, S, Z)), (0, 2, 1, 3))
+        return ops.transpose(ops.reshape(out, (B, H, S, Y)), (0, 2, 1, 3))
 
     def swiglu(self, h_RF: Tensor) -> Tensor:
         half = h_RF.shape[-1] // 2

@@ -1,7 +1,8 @@
 """The seam between the model and a device's kernels. The legend below holds for every file of `model/`.
 
 T tokens (B * S), B batch, S sequence, D hidden, F feed-forward width, V vocabulary, H query heads, G key/value heads,
-Z head size, E experts, K experts per token (top-k), N = T * K assignments, R rows of the expert buffer, L layers.
+Z head size, Y head size of values, E experts, K experts per token (top-k), N = T * K assignments, R rows of the expert
+buffer, L layers.
 """
 
 from typing import Any, Protocol
@@ -29,10 +30,19 @@ class Kernels(Protocol):
     def rope(self, x_BSHZ: Tensor, cos_BSZ: Tensor, sin_BSZ: Tensor) -> Tensor:
         """Rotate pairs (i, i + Z/2) of each head; cos and sin have Z/2 columns."""
 
-    def attention(self, q_BSHZ: Tensor, k_BSGZ: Tensor, v_BSGZ: Tensor, segment_BS: Tensor) -> Tensor:
-        """Causal softmax attention within equal segments, scaled by 1/sqrt(Z): -> (B, S, H, Z).
+    def attention(
+        self,
+        q_BSHZ: Tensor,
+        k_BSGZ: Tensor,
+        v_BSGY: Tensor,
+        segment_BS: Tensor,
+        window: int | None = None,
+        sink_H: Tensor | None = None,
+    ) -> Tensor:
+        """Causal softmax attention within equal segments, scaled by 1/sqrt(Z): -> (B, S, H, Y).
 
-        Head h reads key/value head h // (H / G). Segment numbers never fall along a sequence.
+        Head h reads key/value head h // (H / G). Segment numbers never fall along a sequence. With `window`, a query
+        sees that many keys at most, itself included. A head's sink is one more score, of a key without a value.
         """
 
     def swiglu(self, h_RF: Tensor) -> Tensor:

@@ -40,9 +40,17 @@ class RoundedKernels:
     def rope(self, x_BSHZ: Tensor, cos_BSZ: Tensor, sin_BSZ: Tensor) -> Tensor:
         return self._narrow(self.base.rope(self._wide(x_BSHZ), cos_BSZ, sin_BSZ))
 
-    def attention(self, q_BSHZ: Tensor, k_BSGZ: Tensor, v_BSGZ: Tensor, segment_BS: Tensor) -> Tensor:
-        wide = (self._wide(q_BSHZ), self._wide(k_BSGZ), self._wide(v_BSGZ))
-        return self._narrow(self.base.attention(*wide, segment_BS))
+    def attention(
+        self,
+        q_BSHZ: Tensor,
+        k_BSGZ: Tensor,
+        v_BSGY: Tensor,
+        segment_BS: Tensor,
+        window: int | None = None,
+        sink_H: Tensor | None = None,
+    ) -> Tensor:
+        wide = (self._wide(q_BSHZ), self._wide(k_BSGZ), self._wide(v_BSGY))
+        return self._narrow(self.base.attention(*wide, segment_BS, window, sink_H))
 
     def swiglu(self, h_RF: Tensor) -> Tensor:
         return self._narrow(self.base.swiglu(self._wide(h_RF)))
