@@ -14,6 +14,7 @@ from ascend_moe_train.config import RunConfig, load_run
 from ascend_moe_train.data.prepare import prepare
 from ascend_moe_train.train.metrics import EvalRecord, Record, StepRecord
 from ascend_moe_train.train.start import start
+from ascend_moe_train.train.stop import StopRequest
 
 VOCAB_SIZE = 300
 WORDS = ("the", "router", "sends", "each", "token", "to", "some", "experts", "and", "weighs", "what", "they", "return")
@@ -87,10 +88,16 @@ class MemoryView:
         return [record.loss for record in self.steps]
 
 
+def run(config: RunConfig, view: MemoryView) -> int:
+    """Trains in this process; the exit code."""
+    with StopRequest() as stop:
+        return start(config, view, stop)
+
+
 def run_to_end(config: RunConfig) -> MemoryView:
     """Trains in this process to the last step."""
     view = MemoryView()
-    assert start(config, view) == 0
+    assert run(config, view) == 0
     return view
 
 

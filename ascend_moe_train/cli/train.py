@@ -15,12 +15,15 @@ def command(run_yaml: Path, overrides: tuple[str, ...], as_json: bool) -> int:
     """Train the model of RUN_YAML; the same command continues a run that was interrupted."""
     from ascend_moe_train.cli.quiet import quiet_mindspore
     from ascend_moe_train.config import load_run
-    from ascend_moe_train.train.json_view import JsonView
-    from ascend_moe_train.train.live import LiveView
-    from ascend_moe_train.train.start import start
+    from ascend_moe_train.train.stop import StopRequest
 
     config = load_run(run_yaml, overrides)
     quiet_mindspore()
-    table = LiveView(total_steps=config.run.steps, log_every=config.run.log_every)
-    with JsonView() if as_json else table as view:
-        return start(config, view)
+    with StopRequest() as stop:
+        from ascend_moe_train.train.json_view import JsonView
+        from ascend_moe_train.train.live import LiveView
+        from ascend_moe_train.train.start import start
+
+        table = LiveView(total_steps=config.run.steps, log_every=config.run.log_every)
+        with JsonView() if as_json else table as view:
+            return start(config, view, stop)

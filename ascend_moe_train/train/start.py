@@ -5,17 +5,17 @@ from pathlib import Path
 from ascend_moe_train.config import RunConfig
 from ascend_moe_train.train.inputs import open_inputs
 from ascend_moe_train.train.run_lock import locked
-from ascend_moe_train.train.stop import stop_on_signal
+from ascend_moe_train.train.stop import StopRequest
 from ascend_moe_train.train.view import View
 
 
-def start(config: RunConfig, view: View) -> int:
+def start(config: RunConfig, view: View, stop: StopRequest) -> int:
     """Trains as `loop.train` does. A start that fails leaves no file behind.
 
     Returns the exit code: 0, or 128 plus the number of the signal that stopped it. Raises UserError subclasses.
     """
     inputs = open_inputs(config)
-    with locked(Path(config.run.dir)), stop_on_signal() as stop:
+    with locked(Path(config.run.dir)):
         from ascend_moe_train.train.loop import train
 
         return train(config, inputs, view, stop)

@@ -60,7 +60,7 @@ class Trainer:
 
         Raises TrainingError: too many non-finite steps in a row; the message names step and tensor.
         """
-        while not self.is_done and stop.signal_number is None:
+        while not self.is_done and not stop.is_made():
             yield self._one_step(meter)
 
     def meter(self, peak_flops_per_s: float | None) -> StepMeter:

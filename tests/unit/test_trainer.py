@@ -21,10 +21,9 @@ from ascend_moe_train.optim.lr import learning_rate
 from ascend_moe_train.train.inputs import open_inputs
 from ascend_moe_train.train.metrics import StepRecord, read_records
 from ascend_moe_train.train.session import copy_into
-from ascend_moe_train.train.start import start
 from ascend_moe_train.train.stop import StopRequest
 from ascend_moe_train.train.trainer import StepInfo, Trainer
-from tests.small_run import MemoryView, metrics, newest_state, run_to_end, small_run, write_run
+from tests.small_run import MemoryView, metrics, newest_state, run, run_to_end, small_run, write_run
 
 # One graph and no evaluation: half the time to compile.
 LEAN = ("data.valid=[]", "batch.micro_sequences=4")
@@ -129,7 +128,7 @@ def test_a_stop_before_the_first_step_does_nothing(tmp_path: Path, small_corpus:
                 signal.raise_signal(signal.SIGTERM)
 
     config, view = small_run(tmp_path, small_corpus, *LEAN), Impatient()
-    assert start(config, view) == 143
+    assert run(config, view) == 143
     assert view.steps == []
     assert not (tmp_path / "run" / "checkpoints").exists()
 
