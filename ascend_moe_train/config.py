@@ -12,7 +12,8 @@ from ascend_moe_train.checkpoint.config import CheckpointConfig
 from ascend_moe_train.config_error import explain, nearest, section_of
 from ascend_moe_train.data.config import DataConfig
 from ascend_moe_train.errors import ConfigError
-from ascend_moe_train.model.config import ModelConfig
+from ascend_moe_train.model.adapters import adapters
+from ascend_moe_train.model.config import LoraConfig, ModelConfig
 from ascend_moe_train.optim.config import LossScaleConfig, OptimConfig
 from ascend_moe_train.part import Part
 from ascend_moe_train.presets import PRESETS
@@ -30,6 +31,7 @@ class RunConfig(Part):
     data: DataConfig
     batch: BatchConfig = BatchConfig()
     optim: OptimConfig = OptimConfig()
+    lora: LoraConfig | None = None
     loss_scale: LossScaleConfig = LossScaleConfig()
     guard: GuardConfig = GuardConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -53,6 +55,10 @@ class RunConfig(Part):
             raise ValueError("run.precision 'bf16' is for device 'ascend': on 'cpu' use 'fp32' or 'fp16'")
         if run.device == "ascend" and run.kernels == "native":
             raise ValueError("run.kernels 'native' is for device 'cpu': on 'ascend' use 'auto' or 'portable'")
+        if self.lora is not None:
+            if run.init_from is None:
+                raise ValueError("lora adapts a trained model: run.init_from is missing, name its checkpoint")
+            adapters(self.model, self.lora)
         top_k = self.model.moe.top_k if self.model.moe is not None else 1
         assignments = self.batch.micro_sequences * self.data.seq_len * top_k
         if assignments >= MAX_ASSIGNMENTS:

@@ -107,6 +107,26 @@ def newest(root: Path) -> Checkpoint | None:
     return open_checkpoint(candidates[0]) if candidates else None
 
 
+def steps(root: Path) -> list[int]:
+    """The steps of all folders with the name of a checkpoint, oldest first; they may be damaged."""
+    found = (layout.step_of(path.name.removeprefix(_REPLACED)) for path in _candidates(root))
+    return sorted({step for step in found if step is not None})
+
+
+def find(path: Path) -> Path:
+    """The checkpoint that a path means: itself, or the newest in a folder of checkpoints.
+
+    Raises:
+        CheckpointError: there is none, or the newest is damaged as far as that shows without reading the tensors.
+    """
+    if (path / layout.MANIFEST_NAME).exists():
+        return path
+    checkpoint = newest(path)
+    if checkpoint is None:
+        raise CheckpointError(f"{path}: no checkpoint here; name a folder step-... or a folder that holds some")
+    return checkpoint.path
+
+
 def open_checkpoint(path: Path) -> Checkpoint:
     """Reads the manifest of one checkpoint folder and compares every file's size and header with it.
 
@@ -130,7 +150,7 @@ def load(path: Path, *, select: Callable[[str], bool] | None = None) -> tuple[di
         CheckpointError: not a checkpoint, or damaged; one line with the file and, where there is one, the tensor.
     """
     manifest = read_manifest(path)
-    return _read_tensors(path, manifest, select), manifest.meta
+    return read_tensors(path, manifest, select), manifest.meta
 
 
 def load_newest(root: Path, on_skip: Callable[[str], None]) -> tuple[Checkpoint, dict[str, Array]] | None:
@@ -147,7 +167,7 @@ def load_newest(root: Path, on_skip: Callable[[str], None]) -> tuple[Checkpoint,
     for path in candidates:
         try:
             manifest = read_manifest(path)
-            return _checkpoint(path, manifest), _read_tensors(path, manifest, None)
+            return _checkpoint(path, manifest), read_tensors(path, manifest, None)
         except CheckpointError as error:
             on_skip(f"checkpoint {path.name} skipped: {error}")
     if candidates:
@@ -198,6 +218,20 @@ def read_extra(path: Path, manifest: Manifest, name: str) -> bytes:
     return data
 
 
+def read_tensors(path: Path, manifest: Manifest, select: Callable[[str], bool] | None = None) -> dict[str, Array]:
+    """As `load`, for a folder whose manifest has been read before."""
+    tensors: dict[str, Array] = {}
+    for file, entries in manifest.by_file().items():
+        expected = layout.file_layout(entries)
+        with open_regular(path / file) as stream:
+            _check_file(stream, path / file, expected)
+            for name, start_bytes in expected.offsets_bytes.items():
+                if select is None or select(name):
+                    stream.seek(start_bytes)
+                    tensors[name] = _read_tensor(stream, entries[name], f"{path / file}: tensor {name!r}")
+    return {name: tensors[name] for name in sorted(tensors)}
+
+
 def _checkpoint(path: Path, manifest: Manifest) -> Checkpoint:
     return Checkpoint(path=path, step=manifest.step, meta=manifest.meta, names=tuple(sorted(manifest.tensors)))
 
@@ -209,19 +243,6 @@ def _check_file(stream: FileIO, path: Path, expected: layout.FileLayout) -> None
             raise CheckpointError(f"{path}: has {size_bytes} bytes, its manifest says {expected.total_bytes}")
         if stream.read(len(expected.header)) != expected.header:
             raise CheckpointError(f"{path}: header does not match the manifest: damaged or edited")
-
-
-def _read_tensors(path: Path, manifest: Manifest, select: Callable[[str], bool] | None) -> dict[str, Array]:
-    tensors: dict[str, Array] = {}
-    for file, entries in manifest.by_file().items():
-        expected = layout.file_layout(entries)
-        with open_regular(path / file) as stream:
-            _check_file(stream, path / file, expected)
-            for name, start_bytes in expected.offsets_bytes.items():
-                if select is None or select(name):
-                    stream.seek(start_bytes)
-                    tensors[name] = _read_tensor(stream, entries[name], f"{path / file}: tensor {name!r}")
-    return {name: tensors[name] for name in sorted(tensors)}
 
 
 def _read_tensor(stream: FileIO, entry: TensorEntry, where: str) -> Array:

@@ -47,7 +47,9 @@ class GuardConfig(Part):
 class RunConfigPart(Part):
     """One run: its folder, length, seed, device and rhythm of reports.
 
-    With a `sample_prompt`, a finished run continues that text and shows it in its report.
+    `init_from` is a checkpoint (or a folder of checkpoints, of which the newest is meant) whose weights the run starts
+    from; without one they are random. A run that has checkpoints of its own goes on from those. With a `sample_prompt`,
+    a finished run continues that text and shows it in its report.
     """
 
     dir: str
@@ -61,4 +63,5 @@ class RunConfigPart(Part):
     eval_sequences: PositiveInt = 64
     peak_flops_per_s: Annotated[float, Field(gt=0)] | None = None
     tensorboard: bool = True
+    init_from: str | None = None
     sample_prompt: str | None = None

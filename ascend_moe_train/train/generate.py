@@ -12,17 +12,14 @@ from mindspore import nn, ops
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from ascend_moe_train.checkpoint import store
+from ascend_moe_train.checkpoint.starting import Start, open_start, read_weights
 from ascend_moe_train.config import RunConfig
 from ascend_moe_train.data.tokenizer import Tokenizer
 from ascend_moe_train.errors import CheckpointError, TrainingError
-from ascend_moe_train.model.config import ModelConfig
-from ascend_moe_train.model.counts import parameter_shapes
 from ascend_moe_train.model.transformer import Transformer
 from ascend_moe_train.train.inputs import open_tokenizer
 from ascend_moe_train.train.metrics import first_problem
-from ascend_moe_train.train.persist import MODEL, check_tensor, fill
-from ascend_moe_train.train.session import build_model
+from ascend_moe_train.train.session import build_model, copy_into
 
 Tensor = Any
 
@@ -121,37 +118,19 @@ def load_generator(path: Path, tokenizer_path: str | None) -> tuple[Generator, T
     It runs in fp32 on whatever device is here, whichever the run was on. Raises CheckpointError or DataError: nothing
     there, damaged, or a tokenizer of another vocabulary.
     """
-    meta, tensors, where = _weights(path)
-    config = _config(meta, where)
-    _check_weights(tensors, config.model, where)
+    start = open_start(path)
+    config = _config(start)
     tokenizer = open_tokenizer(Path(tokenizer_path or config.data.tokenizer), config.model.vocab_size)
     here = config.run.model_copy(update={"device": "auto", "kernels": "auto", "precision": "fp32"})
     model, _, _ = build_model(config.model_copy(update={"run": here}))
-    fill(model.weights(), tensors, MODEL, where)
+    parameters = dict([*model.weights(), *model.buffers()])
+    for name, value in read_weights(start, parameters):
+        copy_into(parameters[name], value)
     return Generator(model, config.data.seq_len, tokenizer.vocab_size), tokenizer
 
 
-def _check_weights(tensors: dict[str, Any], config: ModelConfig, where: Path) -> None:
-    """Before a model is built, which takes as much memory as its configuration claims."""
-    if config.num_layers > len(tensors):
-        raise CheckpointError(f"{where}: {len(tensors)} tensors are too few for model.num_layers {config.num_layers}")
-    for name, shape in parameter_shapes(config).items():
-        check_tensor(tensors, MODEL + name, shape, where)
-
-
-def _weights(path: Path) -> tuple[dict[str, Any], dict[str, Any], Path]:
-    if (path / "manifest.json").exists():
-        tensors, meta = store.load(path, select=lambda name: name.startswith(MODEL))
-        return meta, tensors, path
-    found = store.load_newest(path, lambda message: None)
-    if found is None:
-        raise CheckpointError(f"{path}: no checkpoint here; name a folder step-... or a folder that holds some")
-    checkpoint, tensors = found
-    return checkpoint.meta, tensors, checkpoint.path
-
-
-def _config(meta: dict[str, Any], where: Path) -> RunConfig:
+def _config(start: Start) -> RunConfig:
     try:
-        return RunConfig.model_validate_json(json.dumps(meta.get("config")))
+        return RunConfig.model_validate_json(json.dumps(start.manifest.meta.get("config")))
     except ValidationError as error:
-        raise CheckpointError(f"{where}: manifest.json: meta.config: {first_problem(error)}") from None
+        raise CheckpointError(f"{start.path}: manifest.json: meta.config: {first_problem(error)}") from None

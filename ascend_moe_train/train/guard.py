@@ -72,5 +72,6 @@ def find_origin(model: Transformer, batch: Batch, result: StepResult, noise_seed
         if not flags.all():
             return f"{places[int(np.argmin(flags))]} (sequence {row} of the batch)"
     # the backward pass runs from the last tensor to the first, and carries what is not finite along
-    broken = [name for (name, _), square in zip(named, result.square_P, strict=True) if not math.isfinite(square)]
+    trained = [name for name, parameter in named if parameter.requires_grad]
+    broken = [name for name, square in zip(trained, result.square_P, strict=True) if not math.isfinite(square)]
     return f"gradient of {broken[-1]}" if broken else "loss"

@@ -3,23 +3,29 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from ascend_moe_train.checkpoint import store
+from ascend_moe_train.checkpoint.starting import Start, check_model, open_whole
 from ascend_moe_train.config import RunConfig
 from ascend_moe_train.data.loader import EvalLoader, TrainLoader
 from ascend_moe_train.data.tokenizer import Tokenizer, load_tokenizer
-from ascend_moe_train.errors import DataError
+from ascend_moe_train.errors import CheckpointError, DataError
+
+CHECKPOINTS = "checkpoints"  # where in its folder a run keeps them
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """`valid` is None when the configuration names no validation corpus."""
+    """`valid` is None when the configuration names no validation corpus, `start` when no weights are to be read: they
+    are random, or the run has checkpoints of its own and no adapters."""
 
     train: TrainLoader
     valid: EvalLoader | None
     tokenizer: Tokenizer
+    start: Start | None
 
 
 def open_inputs(config: RunConfig) -> Inputs:
-    """The corpora and the tokenizer of a run. Raises DataError for one that cannot be used."""
+    """What a run reads. Raises DataError or CheckpointError for one of these that cannot be used."""
     train = TrainLoader(
         config.data,
         vocab_size=config.model.vocab_size,
@@ -35,7 +41,23 @@ def open_inputs(config: RunConfig) -> Inputs:
             micro_sequences=config.batch.micro_sequences,
         )
     tokenizer = open_tokenizer(Path(config.data.tokenizer), config.model.vocab_size)
-    return Inputs(train=train, valid=valid, tokenizer=tokenizer)
+    return Inputs(train=train, valid=valid, tokenizer=tokenizer, start=open_first_weights(config))
+
+
+def open_first_weights(config: RunConfig) -> Start | None:
+    """Where to read weights from, see `Inputs`. Raises CheckpointError: not there, damaged, or of another model."""
+    if config.run.init_from is None or (config.lora is None and _has_checkpoints(Path(config.run.dir) / CHECKPOINTS)):
+        return None
+    start = open_whole(Path(config.run.init_from))
+    check_model(start, config.model)
+    return start
+
+
+def _has_checkpoints(root: Path) -> bool:
+    try:
+        return store.newest(root) is not None
+    except CheckpointError:
+        return True  # what is wrong with it is said when it is loaded
 
 
 def open_tokenizer(path: Path, vocab_size: int) -> Tokenizer:

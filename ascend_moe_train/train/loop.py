@@ -8,7 +8,9 @@ from pathlib import Path
 from ascend_moe_train.checkpoint.writer import AsyncWriter
 from ascend_moe_train.config import RunConfig, dump_yaml
 from ascend_moe_train.data.tokenizer import Tokenizer
-from ascend_moe_train.model.counts import num_active_parameters, num_parameters, training_flops_per_token
+from ascend_moe_train.model.adapters import num_adapter_parameters, run_flops_per_token
+from ascend_moe_train.model.config import LoraConfig, ModelConfig
+from ascend_moe_train.model.counts import num_active_parameters, num_parameters
 from ascend_moe_train.train.evaluate import Evaluator
 from ascend_moe_train.train.generate import Generator, Sampling, text_pieces
 from ascend_moe_train.train.inputs import Inputs
@@ -29,12 +31,14 @@ def train(config: RunConfig, inputs: Inputs, view: View, stop: StopRequest) -> i
     Returns the exit code: 0, or 128 plus the number of the signal. Raises UserError subclasses.
     """
     run_dir = Path(config.run.dir)
-    trainer = Trainer(config, inputs.train, view.note)
+    trainer = Trainer(config, inputs.train, view.note, inputs.start)
     first_step = trainer.state.step + 1
     peak, source = _peak(config, trainer.device)
     with _records(config, run_dir, first_step, view) as record, _saver(trainer) as saver:
         _write_facts(config, run_dir, peak, source)
         view.note(f"{trainer.device} device, {trainer.kernels.name} kernels, {_what_is_next(trainer)}")
+        if config.lora is not None:
+            view.note(_what_is_trained(config.model, config.lora))
         evaluate = _evaluation(trainer, inputs, record)
         for info in trainer.steps(trainer.meter(peak), stop):
             if info.warning:
@@ -51,6 +55,11 @@ def train(config: RunConfig, inputs: Inputs, view: View, stop: StopRequest) -> i
 
 def _what_is_next(trainer: Trainer) -> str:
     return f"all {trainer.state.step} steps are done" if trainer.is_done else f"step {trainer.state.step + 1} is next"
+
+
+def _what_is_trained(model: ModelConfig, lora: LoraConfig) -> str:
+    trained, total = num_adapter_parameters(model, lora), num_parameters(model)
+    return f"adapters of {trained:,} parameters are trained ({trained / total:.2%} of the model's {total:,})"
 
 
 def _exit_code(trainer: Trainer, stop: StopRequest, view: View) -> int:
@@ -83,7 +92,7 @@ def _write_facts(config: RunConfig, run_dir: Path, peak: float | None, source: s
         total_steps=config.run.steps,
         parameters=num_parameters(config.model),
         active_parameters=num_active_parameters(config.model),
-        flops_per_token=training_flops_per_token(config.model, config.data.seq_len),
+        flops_per_token=run_flops_per_token(config.model, config.lora, config.data.seq_len),
         peak_flops_per_s=peak,
         peak_source=source,
         versions=versions(),
@@ -140,7 +149,8 @@ class _Saver:
         trainer = self._trainer
         if trainer.state.step == self._saved_step:
             return
-        tensors, meta = collect(trainer.model, trainer.optimizer), checkpoint_meta(trainer.config, trainer.state)
+        tensors = collect(trainer.config, trainer.model, trainer.optimizer)
+        meta = checkpoint_meta(trainer.config, trainer.state, trainer.origin)
         self._writer.submit(trainer.checkpoints, trainer.state.step, tensors, meta)
         self._saved_step = trainer.state.step
         if not trainer.config.checkpoint.asynchronous:

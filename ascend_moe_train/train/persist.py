@@ -8,47 +8,102 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_moe_train.checkpoint import store
+from ascend_moe_train.checkpoint.converted import MODEL
+from ascend_moe_train.checkpoint.starting import (
+    ADAPTERS,
+    STARTED_FROM,
+    Start,
+    StartedFrom,
+    flat,
+    read_weights,
+    started_from,
+)
 from ascend_moe_train.config import RunConfig, run_to_dict
 from ascend_moe_train.errors import CheckpointError
+from ascend_moe_train.model.lora import apply_lora
 from ascend_moe_train.model.transformer import Transformer
 from ascend_moe_train.optim.adamw import AdamW
 from ascend_moe_train.train.session import copy_into
 from ascend_moe_train.train.state import TrainingState
 
-MODEL, FIRST, SECOND = "model.", "optim.first.", "optim.second."
+FIRST, SECOND = "optim.first.", "optim.second."
 # What a run may not change between two starts: the numbers would no longer be those of one unbroken run.
-FIXED = ("model", "data.train", "data.seq_len", "data.reset_attention", "batch.global_sequences", "run.seed",
+FIXED = ("model", "lora", "data.train", "data.seq_len", "data.reset_attention", "batch.global_sequences", "run.seed",
     "run.precision")  # fmt: skip
 
 
-def collect(model: Transformer, optimizer: AdamW) -> dict[str, NDArray[np.float32]]:
-    """Copies of all weights and moments by name."""
-    tensors = dict(_named(MODEL, model.weights())) | dict(_moments(optimizer))
+def first_weights(config: RunConfig, model: Transformer, start: Start | None) -> None:
+    """Fills the model from where the run starts, else at random; then puts its adapters in.
+
+    Raises CheckpointError: the checkpoint to start from is damaged.
+    """
+    if start is None:
+        model.initialize(config.run.seed)
+    else:
+        parameters = dict([*model.weights(), *model.buffers()])
+        for name, value in read_weights(start, parameters):
+            copy_into(parameters[name], value)
+    if config.lora is not None:
+        apply_lora(model, config.model, config.lora, config.run.seed)
+
+
+def trained(model: Transformer) -> list[tuple[str, Any]]:
+    """The weights that have a gradient: with adapters these alone."""
+    return [(name, parameter) for name, parameter in model.weights() if parameter.requires_grad]
+
+
+def collect(config: RunConfig, model: Transformer, optimizer: AdamW) -> dict[str, NDArray[np.float32]]:
+    """Copies of all weights and buffers (of a run with adapters: of these alone) and of all moments by name."""
+    tensors = dict(_kept(config, model)) | dict(_moments(optimizer))
     # asnumpy is the parameter's own memory, which later steps change
     return {name: np.array(p.asnumpy(), copy=True) for name, p in tensors.items()}
 
 
-def checkpoint_meta(config: RunConfig, state: TrainingState) -> dict[str, Any]:
+def checkpoint_meta(config: RunConfig, state: TrainingState, origin: StartedFrom | None) -> dict[str, Any]:
     """The JSON part of a checkpoint."""
-    return {"config": run_to_dict(config), "state": state.model_dump(mode="json")}
+    return {
+        "config": run_to_dict(config),
+        "state": state.model_dump(mode="json"),
+        STARTED_FROM: None if origin is None else origin.model_dump(),
+    }
 
 
 def restore(
-    root: Path, config: RunConfig, model: Transformer, optimizer: AdamW, note: Callable[[str], None]
-) -> TrainingState:
+    root: Path,
+    config: RunConfig,
+    model: Transformer,
+    optimizer: AdamW,
+    start: Start | None,
+    note: Callable[[str], None],
+) -> tuple[TrainingState, StartedFrom | None]:
     """Fills model and optimizer from the newest good checkpoint; a fresh state when there is none.
 
-    Raises CheckpointError: the checkpoints are damaged, or of a run that this configuration cannot continue.
+    Returns the state, and where the run's first weights were from. Raises CheckpointError: the checkpoints are damaged,
+    or of a run that this configuration cannot continue.
     """
+    here = None if start is None else start.record
     found = store.load_newest(root, note)
     if found is None:
-        return TrainingState()
+        if here is not None:
+            note(f"starting from {here.path}")
+        return TrainingState(), here
     checkpoint, tensors = found
     _check_same_run(checkpoint, config, note)
-    fill(model.weights(), tensors, MODEL, checkpoint.path)
-    fill(_moments(optimizer), tensors, "", checkpoint.path)
+    origin = started_from(checkpoint.meta, checkpoint.path)
+    if here is not None and (origin is None or origin.weights_sha256 != here.weights_sha256):
+        then = "random weights" if origin is None else f"the weights that {origin.path} had then"
+        raise CheckpointError(f"{checkpoint.path} adapts {then}, run.init_from {config.run.init_from} has others")
+    fill(_kept(config, model), tensors, checkpoint.path)
+    fill(_moments(optimizer), tensors, checkpoint.path)
     note(f"continuing from {checkpoint.path}")
-    return TrainingState.from_meta(checkpoint.meta, checkpoint.step, str(checkpoint.path))
+    return TrainingState.from_meta(checkpoint.meta, checkpoint.step, str(checkpoint.path)), here or origin
+
+
+def _kept(config: RunConfig, model: Transformer) -> list[tuple[str, Any]]:
+    """What of the model is in a checkpoint, under its name there."""
+    if config.lora is not None:
+        return _named(ADAPTERS, trained(model))
+    return _named(MODEL, [*model.weights(), *model.buffers()])
 
 
 def _named(prefix: str, weights: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
@@ -61,11 +116,9 @@ def _moments(optimizer: AdamW) -> list[tuple[str, Any]]:
     return _named(FIRST, first) + _named(SECOND, second)
 
 
-def fill(
-    weights: Iterable[tuple[str, Any]], tensors: Mapping[str, NDArray[np.float32]], prefix: str, path: Path
-) -> None:
+def fill(weights: Iterable[tuple[str, Any]], tensors: Mapping[str, NDArray[np.float32]], path: Path) -> None:
     """Copies tensors into parameters by name. Raises CheckpointError naming a tensor that is missing or misshapen."""
-    for name, parameter in _named(prefix, weights):
+    for name, parameter in weights:
         check_tensor(tensors, name, tuple(parameter.shape), path)
         copy_into(parameter, tensors[name])
 
@@ -85,22 +138,15 @@ def _check_same_run(checkpoint: store.Checkpoint, config: RunConfig, note: Calla
     then = checkpoint.meta.get("config")
     if not isinstance(then, dict):
         raise CheckpointError(f"{checkpoint.path}: manifest.json: meta.config is missing")
-    before, now = _flat(then), _flat(run_to_dict(config))
+    before, now = flat(then), flat(run_to_dict(config))
+    # adapters must find the weights that they adapt, wherever these are now: a checksum tells
+    fixed_keys = FIXED if config.lora is not None else (*FIXED, "run.init_from")
     changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
     for key in changed:
-        if any(key == fixed or key.startswith(fixed + ".") for fixed in FIXED):
+        if any(key == fixed or key.startswith(fixed + ".") for fixed in fixed_keys):
             raise CheckpointError(
                 f"{checkpoint.path} was written with {key} = {before.get(key)}, this run has {now.get(key)}: "
                 "set it back, or choose another run.dir"
             )
     if changed:
         note("changed since that checkpoint: " + ", ".join(f"{k} {before.get(k)} -> {now.get(k)}" for k in changed))
-
-
-def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(tree, dict):
-        return {prefix: tree}
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= _flat(value, f"{prefix}.{key}" if prefix else str(key))
-    return flat

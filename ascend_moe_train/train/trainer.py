@@ -8,16 +8,18 @@ from pathlib import Path
 
 import numpy as np
 
+from ascend_moe_train.checkpoint.starting import Start
 from ascend_moe_train.config import RunConfig
 from ascend_moe_train.data.loader import TrainLoader
 from ascend_moe_train.errors import TrainingError
-from ascend_moe_train.model.counts import training_flops_per_token
+from ascend_moe_train.model.adapters import run_flops_per_token
 from ascend_moe_train.optim.adamw import AdamW, step_factors
 from ascend_moe_train.optim.lr import learning_rate
 from ascend_moe_train.optim.scaling import LossScale
 from ascend_moe_train.train.guard import find_origin, remember_loss, spike_limit
+from ascend_moe_train.train.inputs import CHECKPOINTS
 from ascend_moe_train.train.metrics import Smoother, StepMeter, StepRecord
-from ascend_moe_train.train.persist import restore
+from ascend_moe_train.train.persist import first_weights, restore, trained
 from ascend_moe_train.train.session import build_model
 from ascend_moe_train.train.state import TrainingState
 from ascend_moe_train.train.step import StepResult, TrainStep
@@ -33,19 +35,22 @@ class StepInfo:
 
 
 class Trainer:
-    """Builds a run and steps it. `state` always describes the last finished step.
+    """Builds a run and steps it. `state` always describes the last finished step; `start` is that of `Inputs`.
 
     Raises UserError subclasses for checkpoints and devices that cannot be used.
     """
 
-    def __init__(self, config: RunConfig, loader: TrainLoader, note: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: RunConfig, loader: TrainLoader, note: Callable[[str], None], start: Start | None = None
+    ) -> None:
         self.config = config
         self.loader = loader
         self.model, self.kernels, self.device = build_model(config)
-        self.model.initialize(config.run.seed)
-        self.optimizer = AdamW(self.model.weights(), config.optim, self.kernels)
-        self.checkpoints = Path(config.run.dir) / "checkpoints"
-        self.state = restore(self.checkpoints, config, self.model, self.optimizer, note)
+        first_weights(config, self.model, start)
+        self.optimizer = AdamW(trained(self.model), config.optim, self.kernels)
+        self.checkpoints = Path(config.run.dir) / CHECKPOINTS
+        found = restore(self.checkpoints, config, self.model, self.optimizer, start, note)
+        self.state, self.origin = found
         if self.state.step == 0:
             self.state = self.state.model_copy(update={"loss_scale": LossScale(scale=self._first_scale())})
         self._step = TrainStep(self.model, self.optimizer, config.batch.num_micro)
@@ -67,7 +72,7 @@ class Trainer:
         """A meter that goes on with the smoothed loss of the state."""
         return StepMeter(
             total_steps=self.config.run.steps,
-            flops_per_token=training_flops_per_token(self.config.model, self.config.data.seq_len),
+            flops_per_token=run_flops_per_token(self.config.model, self.config.lora, self.config.data.seq_len),
             peak_flops_per_s=peak_flops_per_s,
             smoother=Smoother(total=self.state.smooth_total, weight=self.state.smooth_weight),
         )
