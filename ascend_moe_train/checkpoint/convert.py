@@ -1,7 +1,7 @@
 """What both directions of a conversion share: the result, the proof that a block kept its values, threads. Pure."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +9,9 @@ import numpy as np
 
 from ascend_moe_train.checkpoint.safetensors_stream import Array
 from ascend_moe_train.errors import CheckpointError
+
+Check = Callable[[Path], None]
+"""Looks at a complete folder before it gets its name; raises when something is wrong with it."""
 
 _MAX_WORKERS = 8
 # What all threads together may hold of blocks that are rearranged, unless a single one is larger.

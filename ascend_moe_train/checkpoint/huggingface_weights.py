@@ -27,7 +27,7 @@ _CHECKED_AT_ONCE = 2**16
 _SCALE_ENDING = "_scale_inv"
 _FLOAT8 = "F8_E4M3"
 _FLOAT8_VALUES = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-_FLOATS: Mapping[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+FLOATS: Mapping[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 _MAX_BLOCK = 2**20
 
 
@@ -148,7 +148,7 @@ class BlockScaledWeight:
         """Strips of whole blocks, flat."""
         if index is not None:
             raise ValueError("a block-scaled tensor is one matrix")
-        factors = self.scale.read().view(_FLOATS[self.scale.dtype]).astype(np.float32)
+        factors = self.scale.read().view(FLOATS[self.scale.dtype]).astype(np.float32)
         rows, columns = self.shape
         strip = self.block[0] * max(1, PIECE_BYTES // (2 * self.block[0] * columns))
         for start in range(0, rows, strip):
@@ -225,9 +225,9 @@ def _scale_of(weight: PlainWeight, plain: Mapping[str, PlainWeight], block: tupl
     if len(weight.shape) != 2:
         raise CheckpointError(f"{where}: is {_FLOAT8} with shape {list(weight.shape)}; allowed: a matrix")
     expected = tuple(-(-size // step) for size, step in zip(weight.shape, block, strict=True))
-    if scale.dtype not in _FLOATS or scale.shape != expected:
+    if scale.dtype not in FLOATS or scale.shape != expected:
         raise CheckpointError(
             f"{scale.place.path}: tensor {name!r}: is {scale.dtype} {list(scale.shape)}, but blocks {list(block)} of "
-            f"{list(weight.shape)} need {', '.join(_FLOATS)} {list(expected)}"
+            f"{list(weight.shape)} need {', '.join(FLOATS)} {list(expected)}"
         )
     return scale

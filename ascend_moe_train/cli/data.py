@@ -1,24 +1,19 @@
 """`amt data`."""
 
 import json
-import signal
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from ascend_moe_train.cli.long_run import print_table, progress_bar, stop_cleanly
+
 if TYPE_CHECKING:
     from ascend_moe_train.data.chat_template import Answers
     from ascend_moe_train.data.encoding import TooLong
     from ascend_moe_train.data.manifest import SplitRecord
-    from ascend_moe_train.data.prepare import Prepared, Progress
-
-EXIT_TERMINATED = 143  # 128 + SIGTERM, as a shell reports it
-_UPDATES_PER_STAGE = 200
+    from ascend_moe_train.data.prepare import Prepared
 
 
 @click.group("data")
@@ -92,7 +87,7 @@ def prepare_command(
     chat = ChatOptions(template=chat_template, max_tokens=max_tokens, too_long=too_long, answers=answers)
     if kind == "text" and chat != ChatOptions():
         raise click.UsageError("--chat-template, --max-tokens, --too-long and --answers are for --format chat")
-    with _stop_cleanly(), _progress_bar(silent=as_json) as progress:
+    with stop_cleanly(), progress_bar(silent=as_json) as progress:
         prepared = prepare(
             sources=sources,
             corpus=corpus,
@@ -129,7 +124,7 @@ def inspect_command(prefix: Path, as_json: bool) -> None:
         counts = (f"{count:,}" for count in (one.documents, one.sequences, one.tokens))
         text = UNKNOWN if one.text_bytes is None else format_bytes(one.text_bytes)
         rows.append((one.prefix, *counts, one.token_type, f"{one.max_token_id:,}", format_bytes(one.bin_bytes), text))
-    _print_table(rows)
+    print_table(rows)
 
 
 def _show_prepared(out: Path, prepared: "Prepared") -> None:
@@ -146,7 +141,7 @@ def _show_prepared(out: Path, prepared: "Prepared") -> None:
     for name, split in manifest.splits.items():
         ratio = f"{split.bytes_per_token:.2f}"
         rows.append((name, f"{split.documents:,}", f"{split.tokens:,}", format_bytes(split.bytes), ratio))
-    _print_table(rows)
+    print_table(rows)
     for name, split in manifest.splits.items():
         if split.counted_tokens is not None:
             click.echo(_conversations_line(name, split))
@@ -158,42 +153,3 @@ def _conversations_line(name: str, split: "SplitRecord") -> str:
     if split.dropped or split.truncated:
         line += f"; too long: {split.dropped:,} dropped, {split.truncated:,} truncated"
     return line
-
-
-def _print_table(rows: list[tuple[str, ...]]) -> None:
-    """Columns as wide as they need, the first to the left, the others to the right, whole lines even in a pipe."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for first, *others in rows:
-        cells = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
-        click.echo("  ".join([first.ljust(widths[0]), *cells]))
-
-
-@contextmanager
-def _progress_bar(*, silent: bool) -> Iterator["Progress"]:
-    """A bar on standard error that goes away when done; nothing when that is no terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True, disable=silent or not console.is_terminal) as bar:
-        task = bar.add_task("", total=None)
-        shown = ("", 0)
-
-        def progress(stage: str, done_bytes: int, total_bytes: int) -> None:
-            nonlocal shown
-            if stage != shown[0] or done_bytes - shown[1] >= total_bytes / _UPDATES_PER_STAGE:
-                shown = (stage, done_bytes)
-                bar.update(task, description=stage, completed=done_bytes, total=total_bytes)
-
-        yield progress
-
-
-@contextmanager
-def _stop_cleanly() -> Iterator[None]:
-    """Let SIGTERM unwind the stack, so that what is half-written is removed."""
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(EXIT_TERMINATED))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

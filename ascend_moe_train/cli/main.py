@@ -22,6 +22,10 @@ VERBS = MappingProxyType(
             "Train the model of RUN_YAML; the same command continues a run that was interrupted.",
         ),
         "generate": ("ascend_moe_train.cli.generate", "Sample text from a checkpoint."),
+        "convert": (
+            "ascend_moe_train.cli.convert",
+            "Hugging Face folders to checkpoints and back, each time with proof; new models from old ones.",
+        ),
         "config": ("ascend_moe_train.cli.config", "Show or check the configuration of a run."),
         "version": ("ascend_moe_train.cli.version", "Print the versions that a bug report needs."),
     }
