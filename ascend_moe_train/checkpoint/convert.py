@@ -9,6 +9,7 @@ import numpy as np
 
 from ascend_moe_train.checkpoint.safetensors_stream import Array
 from ascend_moe_train.errors import CheckpointError
+from ascend_moe_train.model.config import ModelConfig
 
 Check = Callable[[Path], None]
 """Looks at a complete folder before it gets its name; raises when something is wrong with it."""
@@ -34,6 +35,32 @@ class Converted:
     files: int
     files_reused: int
     notes: tuple[str, ...]
+
+
+def summary(
+    out: Path,
+    model: ModelConfig,
+    model_type: str,
+    *,
+    read: Sequence[int],
+    written: Sequence[int],
+    files: tuple[int, int],
+    notes: Iterable[str],
+) -> Converted:
+    """The result: sizes in bytes of the tensors read and written; files in all, and those that were there before."""
+    return Converted(
+        out=out,
+        model_type=model_type,
+        tensors_read=len(read),
+        tensors_written=len(written),
+        experts=model.moe.num_experts if model.moe is not None else 0,
+        moe_layers=sum(model.is_moe(layer) for layer in range(model.num_layers)),
+        bytes_read=sum(read),
+        bytes_written=sum(written),
+        files=files[0],
+        files_reused=files[1],
+        notes=tuple(notes),
+    )
 
 
 def check_lines(parts: Sequence[Array], views: Sequence[Array], names: Iterable[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ascend_moe_train.checkpoint import layout, store
-from ascend_moe_train.checkpoint.convert import Check, Converted, check_lines, num_workers
+from ascend_moe_train.checkpoint.convert import Check, Converted, check_lines, num_workers, summary
 from ascend_moe_train.checkpoint.convert_target import DTYPES, ExportOptions, Target, target_of
 from ascend_moe_train.checkpoint.converted import CARRIED, MODEL, PADDING, VOCABULARY_TENSORS
 from ascend_moe_train.checkpoint.files import write_synced
@@ -112,20 +112,15 @@ def export_folder(
         _write_rest(journal, target.extras, index)
         if check is not None:
             check(journal.folder)
-    moe = target.model.moe
-    read = [name for name in source.places if name.startswith((MODEL, PADDING, CARRIED))]
-    return Converted(
-        out=out,
-        model_type=target.model_type,
-        tensors_read=len(read),
-        tensors_written=len(writing.specs),
-        experts=moe.num_experts if moe is not None else 0,
-        moe_layers=sum(target.model.is_moe(layer) for layer in range(target.model.num_layers)),
-        bytes_read=sum(source.places[name].size_bytes for name in read),
-        bytes_written=sum(sizes.values()),
-        files=len(files),
-        files_reused=reused,
-        notes=tuple(_notes(source, target)),
+    read = [place.size_bytes for name, place in source.places.items() if name.startswith((MODEL, PADDING, CARRIED))]
+    return summary(
+        out,
+        target.model,
+        target.model_type,
+        read=read,
+        written=list(sizes.values()),
+        files=(len(files), reused),
+        notes=_notes(source, target),
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ascend_moe_train.checkpoint import layout
-from ascend_moe_train.checkpoint.convert import Check, Converted, check_lines, num_workers
+from ascend_moe_train.checkpoint.convert import Check, Converted, check_lines, num_workers, summary
 from ascend_moe_train.checkpoint.converted import (
     CARRIED,
     MODEL,
@@ -98,19 +98,14 @@ def import_folder(
         _write_manifest(journal, plan, groups, output.digests, folder.extras)
         if check is not None:
             check(journal.folder)
-    moe = plan.model.moe
-    return Converted(
-        out=out,
-        model_type=plan.origin.model_type,
-        tensors_read=len(folder.places),
-        tensors_written=len(plan.specs),
-        experts=moe.num_experts if moe is not None else 0,
-        moe_layers=sum(plan.model.is_moe(layer) for layer in range(plan.model.num_layers)),
-        bytes_read=sum(place.size_bytes for place in folder.places.values()),
-        bytes_written=sum(sizes.values()),
-        files=len(files),
-        files_reused=reused,
-        notes=tuple(_notes(plan, folder)),
+    return summary(
+        out,
+        plan.model,
+        plan.origin.model_type,
+        read=[place.size_bytes for place in folder.places.values()],
+        written=list(sizes.values()),
+        files=(len(files), reused),
+        notes=_notes(plan, folder),
     )
 
 

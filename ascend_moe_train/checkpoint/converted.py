@@ -78,7 +78,7 @@ def weight_shapes(manifest: Manifest) -> dict[str, tuple[int, ...]]:
 
 def output_differences(one: ModelConfig, other: ModelConfig) -> dict[str, tuple[object, object]]:
     """The dotted keys in which two models differ so that their outputs may, with the value in each."""
-    mine, others = _leaves(_plain(one).model_dump()), _leaves(_plain(other).model_dump())
+    mine, others = flat(_plain(one).model_dump()), flat(_plain(other).model_dump())
     return {
         key: (mine.get(key), others.get(key))
         for key in sorted(mine.keys() | others.keys())
@@ -99,8 +99,11 @@ def _plain(model: ModelConfig) -> ModelConfig:
     return model.model_copy(update=changes)
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """The leaves of nested mappings by dotted key."""
+    if not isinstance(tree, dict):
+        return {prefix: tree}
     leaves: dict[str, Any] = {}
     for key, value in tree.items():
-        leaves |= _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        leaves |= flat(value, f"{prefix}.{key}" if prefix else str(key))
     return leaves

@@ -70,16 +70,6 @@ def weights_sha256(manifest: Manifest) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
-def find_checkpoint(path: Path) -> Path:
-    """The checkpoint that a path means: itself, or the newest in a folder of checkpoints. Raises CheckpointError."""
-    if (path / MANIFEST_NAME).exists():
-        return path
-    newest = store.newest(path)
-    if newest is None:
-        raise CheckpointError(f"{path}: no checkpoint here; name a folder step-... or a folder that holds some")
-    return newest.path
-
-
 def open_start(path: Path) -> Start:
     """Opens a checkpoint and verifies all but the contents of its tensors.
 
@@ -87,7 +77,7 @@ def open_start(path: Path) -> Start:
         CheckpointError: damaged, no model or not the tensors of the model that it says it is; or adapters whose base is
             not where it was, or has other weights now.
     """
-    path = find_checkpoint(path)
+    path = store.find(path)
     manifest = store.read_manifest(path)
     model = model_meta(manifest.meta, str(path)).model
     lora = _lora(manifest, path)
@@ -114,7 +104,7 @@ def open_start(path: Path) -> Start:
 
 def open_whole(path: Path) -> Start:
     """As `open_start`, for a checkpoint with all weights. Raises CheckpointError for one of adapters, too."""
-    path = find_checkpoint(path)
+    path = store.find(path)
     if _lora(store.read_manifest(path), path) is not None:
         raise CheckpointError(f"{path}: holds adapters only; `amt convert merge` makes whole weights of it")
     return open_start(path)
@@ -220,13 +210,3 @@ def _adapter_shapes(model: ModelConfig, lora: LoraConfig, path: Path) -> Shapes:
         return adapter_shapes(model, lora)
     except ValueError as error:
         raise CheckpointError(f"{path / MANIFEST_NAME}: meta.config: {error}") from None
-
-
-def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """The leaves of nested mappings by dotted key."""
-    if not isinstance(tree, dict):
-        return {prefix: tree}
-    leaves: dict[str, Any] = {}
-    for key, value in tree.items():
-        leaves |= flat(value, f"{prefix}.{key}" if prefix else str(key))
-    return leaves

@@ -8,13 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_moe_train.checkpoint import store
-from ascend_moe_train.checkpoint.converted import MODEL
+from ascend_moe_train.checkpoint.converted import MODEL, flat
 from ascend_moe_train.checkpoint.starting import (
     ADAPTERS,
     STARTED_FROM,
     Start,
     StartedFrom,
-    flat,
     read_weights,
     started_from,
 )
