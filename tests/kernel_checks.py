@@ -19,6 +19,7 @@ from tests.oracle.rope import apply_rope, apply_rope_vjp, rope_angles
 
 Array = NDArray[Any]
 EPS = 1e-5
+WINDOW = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,10 +137,35 @@ def check_rope(case: Case) -> Check:
 def check_attention(case: Case) -> Check:
     q, dy = normal((case.B, case.S, case.H, case.Z), 13), normal((case.B, case.S, case.H, case.Z), 14)
     k, v = normal((case.B, case.S, case.G, case.Z), 15), normal((case.B, case.S, case.G, case.Z), 16)
-    segment = segments(case)
-    inputs = (q, k, v, segment)
-    gradients = attention_vjp(dy, *inputs)
+    inputs = (q, k, v, segments(case))
+    gradients = attention_vjp(dy, *inputs)[:3]
     return Check(inputs=inputs, result=attention(*inputs), weight=dy, gradients=gradients, wrt=(0, 1, 2))
+
+
+def check_attention_to_a_window(case: Case) -> Check:
+    """With sinks, and values that are wider than keys."""
+    Y = case.Z + 5
+    q, dy = normal((case.B, case.S, case.H, case.Z), 30), normal((case.B, case.S, case.H, Y), 31)
+    k, v = normal((case.B, case.S, case.G, case.Z), 32), normal((case.B, case.S, case.G, Y), 33)
+    segment, sink = segments(case), normal((case.H,), 34)
+    return Check(
+        inputs=(q, k, v, sink, segment),
+        constants=(WINDOW,),
+        result=attention(q, k, v, segment, WINDOW, sink),
+        weight=dy,
+        gradients=attention_vjp(dy, q, k, v, segment, WINDOW, sink),
+        wrt=(0, 1, 2, 3),
+    )
+
+
+def check_split(case: Case) -> Check:
+    """The parts joined again in the opposite order."""
+    sizes = (case.D, 1, case.F)
+    x, dy = normal((case.B, case.S, sum(sizes)), 35), normal((case.B, case.S, sum(sizes)), 36)
+    first, second = case.D, case.D + 1
+    result = np.concatenate((x[..., second:], x[..., first:second], x[..., :first]), -1)
+    dx = np.concatenate((dy[..., case.F + 1 :], dy[..., case.F : case.F + 1], dy[..., : case.F]), -1)
+    return Check(inputs=(x,), constants=(sizes,), result=result, weight=dy, gradients=(dx,), wrt=(0,))
 
 
 def check_swiglu(case: Case) -> Check:
@@ -217,6 +243,8 @@ CHECKS: dict[str, Callable[[Case], Check]] = {
     "rms_norm": check_rms_norm,
     "rope": check_rope,
     "attention": check_attention,
+    "attention_to_a_window": check_attention_to_a_window,
+    "split": check_split,
     "swiglu": check_swiglu,
     "permute": check_permute,
     "combine": check_combine,

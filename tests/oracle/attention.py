@@ -1,7 +1,7 @@
 """Grouped-query causal attention inside documents (Ainslie et al., 2023).
 
 B batch, S sequence (queries), J sequence (keys), H query heads, G key-value heads (query head h reads h // (H/G)),
-Z head size.
+Z head size, Y head size of values.
 """
 
 import numpy as np
@@ -9,40 +9,66 @@ import numpy as np
 from tests.oracle.arrays import F64, I64, Flags, in_float64, softmax, softmax_vjp
 
 
-def visible(segment_BS: I64) -> Flags:
-    """Return (B, S, J): query s sees key j when j <= s and both lie in the same document."""
+def visible(segment_BS: I64, window: int | None = None) -> Flags:
+    """Return (B, S, J): query s sees key j when j <= s, both lie in the same document, and s - j < window."""
     length = segment_BS.shape[1]
-    causal_SJ = np.tril(np.ones((length, length), dtype=np.bool_))
+    near_SJ = np.tril(np.ones((length, length), dtype=np.bool_))
+    if window is not None:
+        near_SJ = near_SJ & ~np.tril(near_SJ, -window)
     same_BSJ = segment_BS[:, :, None] == segment_BS[:, None, :]
-    both: Flags = causal_SJ & same_BSJ
+    both: Flags = near_SJ & same_BSJ
     return both
 
 
 @in_float64
-def attention(q_BSHZ: F64, k_BJGZ: F64, v_BJGZ: F64, segment_BS: I64) -> F64:
-    """Return out_BSHZ = softmax(q k^T / sqrt(Z), over visible keys) v."""
-    weight_BHSJ = _attention_weights(q_BSHZ, k_BJGZ, segment_BS)
-    out_BSHZ: F64 = np.einsum("bhsj,bjhz->bshz", weight_BHSJ, _per_query_head(v_BJGZ, q_BSHZ.shape[2]))
-    return out_BSHZ
+def attention(
+    q_BSHZ: F64, k_BJGZ: F64, v_BJGY: F64, segment_BS: I64, window: int | None = None, sink_H: F64 | None = None
+) -> F64:
+    """Return out_BSHY = softmax(q k^T / sqrt(Z), over visible keys) v.
+
+    A head's sink is one more score of every query, whose probability is spent on nothing (gpt-oss, 2025).
+    """
+    weight_BHSJ = _attention_weights(q_BSHZ, k_BJGZ, segment_BS, window, sink_H)[..., : segment_BS.shape[1]]
+    out_BSHY: F64 = np.einsum("bhsj,bjhy->bshy", weight_BHSJ, _per_query_head(v_BJGY, q_BSHZ.shape[2]))
+    return out_BSHY
 
 
 @in_float64
-def attention_vjp(d_out_BSHZ: F64, q_BSHZ: F64, k_BJGZ: F64, v_BJGZ: F64, segment_BS: I64) -> tuple[F64, F64, F64]:
-    """Return (d_q_BSHZ, d_k_BJGZ, d_v_BJGZ); a key-value head collects from every query head that read it."""
-    heads, kv_heads, size = q_BSHZ.shape[2], k_BJGZ.shape[2], q_BSHZ.shape[3]
-    weight_BHSJ = _attention_weights(q_BSHZ, k_BJGZ, segment_BS)
-    d_v_BJHZ = np.einsum("bhsj,bshz->bjhz", weight_BHSJ, d_out_BSHZ)
-    d_weight_BHSJ = np.einsum("bshz,bjhz->bhsj", d_out_BSHZ, _per_query_head(v_BJGZ, heads))
-    d_score_BHSJ = softmax_vjp(d_weight_BHSJ, weight_BHSJ) / np.sqrt(size)
+def attention_vjp(
+    d_out_BSHY: F64,
+    q_BSHZ: F64,
+    k_BJGZ: F64,
+    v_BJGY: F64,
+    segment_BS: I64,
+    window: int | None = None,
+    sink_H: F64 | None = None,
+) -> tuple[F64, F64, F64, F64]:
+    """Return (d_q_BSHZ, d_k_BJGZ, d_v_BJGY, d_sink_H); a key-value head collects from every query head that read it.
+
+    d_sink_H is zero without sinks.
+    """
+    heads, kv_heads, size, length = q_BSHZ.shape[2], k_BJGZ.shape[2], q_BSHZ.shape[3], segment_BS.shape[1]
+    weight = _attention_weights(q_BSHZ, k_BJGZ, segment_BS, window, sink_H)
+    d_v_BJHY = np.einsum("bhsj,bshy->bjhy", weight[..., :length], d_out_BSHY)
+    d_weight = np.zeros_like(weight)
+    d_weight[..., :length] = np.einsum("bshy,bjhy->bhsj", d_out_BSHY, _per_query_head(v_BJGY, heads))
+    d_logit = softmax_vjp(d_weight, weight)
+    d_score_BHSJ = d_logit[..., :length] / np.sqrt(size)
     d_q_BSHZ: F64 = np.einsum("bhsj,bjhz->bshz", d_score_BHSJ, _per_query_head(k_BJGZ, heads))
     d_k_BJHZ = np.einsum("bhsj,bshz->bjhz", d_score_BHSJ, q_BSHZ)
-    return d_q_BSHZ, _per_kv_head(d_k_BJHZ, kv_heads), _per_kv_head(d_v_BJHZ, kv_heads)
+    d_sink_H = d_logit[..., length:].sum(axis=(0, 2, 3))
+    return d_q_BSHZ, _per_kv_head(d_k_BJHZ, kv_heads), _per_kv_head(d_v_BJHY, kv_heads), d_sink_H
 
 
-def _attention_weights(q_BSHZ: F64, k_BJGZ: F64, segment_BS: I64) -> F64:
+def _attention_weights(q_BSHZ: F64, k_BJGZ: F64, segment_BS: I64, window: int | None, sink_H: F64 | None) -> F64:
+    """Return (B, H, S, J) probabilities, with a last column for the sink if there is one."""
     k_BJHZ = _per_query_head(k_BJGZ, q_BSHZ.shape[2])
     score_BHSJ = np.einsum("bshz,bjhz->bhsj", q_BSHZ, k_BJHZ) / np.sqrt(q_BSHZ.shape[3])
-    return softmax(np.where(visible(segment_BS)[:, None], score_BHSJ, -np.inf))
+    score_BHSJ = np.where(visible(segment_BS, window)[:, None], score_BHSJ, -np.inf)
+    if sink_H is None:
+        return softmax(score_BHSJ)
+    sink_BHS1 = np.broadcast_to(sink_H[None, :, None, None], (*score_BHSJ.shape[:3], 1))
+    return softmax(np.concatenate([score_BHSJ, sink_BHS1], axis=-1))
 
 
 def _per_query_head(x_BJGZ: F64, heads: int) -> F64:

@@ -208,7 +208,7 @@ def attention_block_vjp(
 
     grads = {"attn.out.weight": d_y_TD.T @ out_BSHZ.reshape(len(x_TD), -1)}
     d_out_BSHZ = (d_y_TD @ params["attn.out.weight"]).reshape(out_BSHZ.shape)
-    d_q, d_k, d_v = attention_vjp(d_out_BSHZ, q, k, v, batch.segment_BS)
+    d_q, d_k, d_v, _ = attention_vjp(d_out_BSHZ, q, k, v, batch.segment_BS)
     d_q, d_k = _turn_vjp(score_factor(config.rope) * d_q, config, batch), _turn_vjp(d_k, config, batch)
     if config.qk_norm != "none":
         d_q, grads["attn.q_norm.weight"] = _qk_norm_vjp(d_q, raw_q, params["attn.q_norm.weight"], config)

@@ -114,8 +114,23 @@ def test_attention(segment: list[list[int]], heads: int, kv_heads: int) -> None:
     shape_q, shape_kv = (*segment_BS.shape, heads, 4), (*segment_BS.shape, kv_heads, 4)
     inputs = {"q": normal(0, *shape_q), "k": normal(1, *shape_kv), "v": normal(2, *shape_kv)}
     d_y = normal(3, *shape_q)
-    d_q, d_k, d_v = attention_vjp(d_y, inputs["q"], inputs["k"], inputs["v"], segment_BS)
+    d_q, d_k, d_v, d_sink = attention_vjp(d_y, inputs["q"], inputs["k"], inputs["v"], segment_BS)
     check_vjp(lambda a: attention(a["q"], a["k"], a["v"], segment_BS), inputs, {"q": d_q, "k": d_k, "v": d_v}, d_y)
+    assert not d_sink.any()
+
+
+@pytest.mark.parametrize("window", [1, 3, 99])
+def test_attention_with_window_sinks_and_wider_values(window: int) -> None:
+    segment_BS = np.array([[0, 0, 0, 0, 0], [0, 0, 1, 1, 1]])
+    inputs = {"q": normal(0, 2, 5, 4, 4), "k": normal(1, 2, 5, 2, 4), "v": normal(2, 2, 5, 2, 6), "sink": normal(3, 4)}
+    d_y = normal(4, 2, 5, 4, 6)
+    found = attention_vjp(d_y, inputs["q"], inputs["k"], inputs["v"], segment_BS, window, inputs["sink"])
+    check_vjp(
+        lambda a: attention(a["q"], a["k"], a["v"], segment_BS, window, a["sink"]),
+        inputs,
+        dict(zip(inputs, found, strict=True)),
+        d_y,
+    )
 
 
 def test_attention_sees_neither_later_tokens_nor_other_documents() -> None:

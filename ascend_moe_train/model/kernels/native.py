@@ -4,6 +4,7 @@ Each is one ahead-of-time operator of MindSpore with a hand-given gradient. Numb
 constant tensors, since a C function gets nothing but tensors.
 """
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ class NativeKernels(PortableKernels):
         self.library = library
         self._embed = self._make_embed()
         self._rms_norm = self._make_rms_norm()
+        self._split_2, self._split_3 = self._make_split(2), self._make_split(3)
         self._rope = self._make_rope()
         self._attention = self._make_attention()
         self._swiglu = self._make_swiglu()
@@ -47,7 +49,6 @@ class NativeKernels(PortableKernels):
         self._permute = self._make_permute()
         self._combine = self._make_combine()
         self._grouped_matmul = self._make_grouped_matmul()
-        self._expert_ffn = self._make_expert_ffn()
         self._cross_entropy = self._make_cross_entropy()
         self._square_sum = self._operator("square_sum", lambda x: [1])
         self._adamw = self._operator("adamw", lambda *_: [1])
@@ -92,6 +93,29 @@ class NativeKernels(PortableKernels):
         """One pass each way; 1/rms is kept for the way back."""
         return self._rms_norm(x_TD, w_D, _floats(eps))[0]
 
+    def _make_split(self, num_parts: int) -> Any:
+        backward = self._operator("join", lambda *parts: [*parts[0][:-1], sum(part[-1] for part in parts)])
+
+        def two(x: Tensor, first: Tensor, second: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
+            return backward(dout[0], dout[1]), ops.zeros_like(first), ops.zeros_like(second)
+
+        def three(
+            x: Tensor, first: Tensor, second: Tensor, third: Tensor, out: Tensor, dout: Tensor
+        ) -> tuple[Tensor, ...]:
+            zeros = ops.zeros_like(first), ops.zeros_like(second), ops.zeros_like(third)
+            return backward(dout[0], dout[1], dout[2]), *zeros
+
+        def shapes(x: Shape, *parts: Shape) -> tuple[Shape, ...]:
+            return tuple([*x[:-1], part[0]] for part in parts)
+
+        return self._operator("split", shapes, two if num_parts == 2 else three, outputs=num_parts)
+
+    def split(self, x: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+        """One pass each way, for two or three parts."""
+        if len(sizes) == 2:
+            return self._split_2(x, numbers(sizes[0]), numbers(sizes[1]))
+        return self._split_3(x, numbers(sizes[0]), numbers(sizes[1]), numbers(sizes[2]))
+
     def _make_rope(self) -> Any:
         backward = self._operator("rope_grad", lambda dy, cos, sin: dy)
 
@@ -107,19 +131,35 @@ class NativeKernels(PortableKernels):
         return self._rope(x_BSHZ, cos_BSZ, sin_BSZ)
 
     def _make_attention(self) -> Any:
-        backward = self._operator("attention_grad", lambda dy, q, k, v, segment, out, log_sum: (q, k, v), outputs=3)
+        def gradient_shapes(dy: Shape, q: Shape, k: Shape, v: Shape, *others: Shape) -> tuple[Shape, ...]:
+            return q, k, v, [q[2]], [q[0], q[2]]
+
+        backward = self._operator("attention_grad", gradient_shapes, outputs=5)
 
         def gradient(
-            q: Tensor, k: Tensor, v: Tensor, segment_BS: Tensor, out: Tensor, dout: Tensor
-        ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-            dq, dk, dv = backward(dout[0], q, k, v, segment_BS, out[0], out[1])
-            return dq, dk, dv, ops.zeros_like(segment_BS)
+            q: Tensor, k: Tensor, v: Tensor, segment: Tensor, sink: Tensor, window: Tensor, out: Tensor, dout: Tensor
+        ) -> tuple[Tensor, ...]:
+            dq, dk, dv, dsink, _ = backward(dout[0], q, k, v, segment, sink, window, out[0], out[1])
+            return dq, dk, dv, ops.zeros_like(segment), dsink, ops.zeros_like(window)
 
-        return self._operator("attention", lambda q, k, v, segment: (q, [q[0], q[2], q[1]]), gradient, outputs=2)
+        def shapes(q: Shape, k: Shape, v: Shape, *others: Shape) -> tuple[Shape, ...]:
+            return [*q[:3], v[3]], [q[0], q[2], q[1]]
 
-    def attention(self, q_BSHZ: Tensor, k_BSGZ: Tensor, v_BSGZ: Tensor, segment_BS: Tensor) -> Tensor:
+        return self._operator("attention", shapes, gradient, outputs=2)
+
+    def attention(
+        self,
+        q_BSHZ: Tensor,
+        k_BSGZ: Tensor,
+        v_BSGY: Tensor,
+        segment_BS: Tensor,
+        window: int | None = None,
+        sink_H: Tensor | None = None,
+    ) -> Tensor:
         """Blocks of queries, without the keys that a block cannot see; the way back computes probabilities again."""
-        return self._attention(q_BSHZ, k_BSGZ, v_BSGZ, segment_BS)[0]
+        sink = _floats(*(-math.inf,) * q_BSHZ.shape[2]) if sink_H is None else sink_H
+        limit = _integers(q_BSHZ.shape[1] if window is None else window)
+        return self._attention(q_BSHZ, k_BSGZ, v_BSGY, segment_BS, sink, limit)[0]
 
     def _make_swiglu(self) -> Any:
         backward = self._operator("swiglu_grad", lambda dy, h: h)
@@ -127,7 +167,7 @@ class NativeKernels(PortableKernels):
         def gradient(h_RF: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor]:
             return (backward(dout, h_RF),)
 
-        return self._operator("swiglu", lambda h: [h[0], h[1] // 2], gradient)
+        return self._operator("swiglu", lambda h: [*h[:-1], h[-1] // 2], gradient)
 
     def swiglu(self, h_RF: Tensor) -> Tensor:
         """One pass each way."""
@@ -194,25 +234,6 @@ class NativeKernels(PortableKernels):
     def grouped_matmul(self, x_RD: Tensor, w_EDF: Tensor, counts_E: Tensor) -> Tensor:
         """Blocks of rows of one expert; a weight gradient is computed by blocks of its rows."""
         return self._grouped_matmul(x_RD, w_EDF, counts_E)
-
-    def _make_expert_ffn(self) -> Any:
-        def gradient_shapes(dy: Shape, x: Shape, w13: Shape, w2: Shape, counts: Shape, h: Shape) -> tuple[Shape, ...]:
-            return x, w13, w2, h, [h[0], w2[1]]
-
-        backward = self._operator("expert_ffn_grad", gradient_shapes, outputs=5)
-
-        def gradient(
-            x_RD: Tensor, w13: Tensor, w2: Tensor, counts_E: Tensor, out: Tensor, dout: Tensor
-        ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-            results = backward(dout[0], x_RD, w13, w2, counts_E, out[1])
-            return results[0], results[1], results[2], ops.zeros_like(counts_E)
-
-        return self._operator("expert_ffn", lambda x, w13, w2, counts: (x, [x[0], w13[2]]), gradient, outputs=2)
-
-    def expert_ffn(self, x_RD: Tensor, w13_EDF: Tensor, w2_EFD: Tensor, counts_E: Tensor) -> Tensor:
-        """A block of rows goes through both products while it is in the cache; the activations are computed again on
-        the way back, which keeps only their input."""
-        return self._expert_ffn(x_RD, w13_EDF, w2_EFD, counts_E)[0]
 
     def _make_cross_entropy(self) -> Any:
         backward = self._operator("cross_entropy_grad", lambda dloss, logits, target, log_sum: logits)

@@ -47,6 +47,9 @@ class PortableKernels:
     def rms_norm(self, x_TD: Tensor, w_D: Tensor, eps: float) -> Tensor:
         return x_TD * ops.rsqrt(ops.mean(x_TD * x_TD, -1, True) + eps) * w_D
 
+    def split(self, x: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+        return ops.split(x, sizes, -1)
+
     def rope(self, x_BSHZ: Tensor, cos_BSZ: Tensor, sin_BSZ: Tensor) -> Tensor:
         half = x_BSHZ.shape[-1] // 2
         a, b = x_BSHZ[..., :half], x_BSHZ[..., half:]

@@ -27,6 +27,9 @@ class Kernels(Protocol):
     def rms_norm(self, x_TD: Tensor, w_D: Tensor, eps: float) -> Tensor:
         """x / sqrt(mean(x^2) + eps) * w over the last dim (Zhang & Sennrich, 2019)."""
 
+    def split(self, x: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+        """Two or three consecutive parts of the last dim: (..., sum of sizes) -> (..., size) each."""
+
     def rope(self, x_BSHZ: Tensor, cos_BSZ: Tensor, sin_BSZ: Tensor) -> Tensor:
         """Rotate pairs (i, i + Z/2) of each head; cos and sin have Z/2 columns."""
 

@@ -37,6 +37,9 @@ class RoundedKernels:
     def rms_norm(self, x_TD: Tensor, w_D: Tensor, eps: float) -> Tensor:
         return self._narrow(self.base.rms_norm(self._wide(x_TD), w_D, eps))
 
+    def split(self, x: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+        return tuple([self._narrow(part) for part in self.base.split(self._wide(x), sizes)])
+
     def rope(self, x_BSHZ: Tensor, cos_BSZ: Tensor, sin_BSZ: Tensor) -> Tensor:
         return self._narrow(self.base.rope(self._wide(x_BSHZ), cos_BSZ, sin_BSZ))
 

@@ -41,6 +41,9 @@ static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 enum { SCRATCH_SLOTS = 4 };
 void *scratch(int slot, size_t bytes);
 
+/* Rows that a thread takes at a time: enough to pay for taking them, few enough that threads end together. */
+enum { ROWS = 16 };
+
 static inline float bits_as_float(uint32_t bits) {
     float f;
     memcpy(&f, &bits, sizeof f);

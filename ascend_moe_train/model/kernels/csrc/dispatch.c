@@ -87,7 +87,7 @@ KERNEL(permute) {
     float *out = params[3];
     int64_t D = shapes[0][1], K = shapes[1][1], R = shapes[2][0];
     size_t row_bytes = (size_t)D * sizeof *x;
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(dynamic, ROWS)
     for (int64_t r = 0; r < R; r++) {
         if (source_R[r] < 0) {
             memset(out + r * D, 0, row_bytes);
@@ -104,7 +104,7 @@ KERNEL(permute_dx) {
     const int32_t *row_N = params[1];
     float *dx = params[2];
     int64_t D = shapes[0][1], T = shapes[1][0], K = shapes[1][1];
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(dynamic, ROWS)
     for (int64_t t = 0; t < T; t++) {
         float *out = dx + t * D;
         int empty = 1;
@@ -129,7 +129,7 @@ KERNEL(combine) {
     const int32_t *row_N = params[2];
     float *result = params[4];
     int64_t D = shapes[0][1], T = shapes[1][0], K = shapes[1][1];
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(dynamic, ROWS)
     for (int64_t t = 0; t < T; t++) {
         float *out = result + t * D;
         int empty = 1;
@@ -158,7 +158,7 @@ KERNEL(combine_grad) {
     for (int64_t n = 0; n < T * K; n++) {
         if (row_N[n] < 0) dgate_N[n] = 0.0f;
     }
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(dynamic, ROWS)
     for (int64_t r = 0; r < R; r++) {
         float *restrict out = dy + r * D;
         int32_t n = source_R[r];
@@ -199,7 +199,7 @@ KERNEL(embed_dw) {
     int64_t T = shapes[1][0], V = shapes[2][0], D = shapes[2][1];
     enum { RANGES = 64 };
     int bad = 0;
-#pragma omp parallel for schedule(static) reduction(| : bad)
+#pragma omp parallel for schedule(dynamic, 1) reduction(| : bad)
     for (int64_t i = 0; i < RANGES; i++) {
         int64_t first = V * i / RANGES, end = V * (i + 1) / RANGES;
         memset(dw + first * D, 0, (size_t)((end - first) * D) * sizeof *dw);

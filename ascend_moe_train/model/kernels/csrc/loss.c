@@ -8,7 +8,7 @@ KERNEL(cross_entropy) {
     float *loss_T = params[2], *log_sum_T = params[3];
     int64_t T = shapes[0][0], V = shapes[0][1];
     int bad = 0;
-#pragma omp parallel for schedule(static) reduction(| : bad)
+#pragma omp parallel for schedule(dynamic, ROWS) reduction(| : bad)
     for (int64_t t = 0; t < T; t++) {
         const float *restrict x = logits + t * V;
         float top = x[0], sum = 0.0f;
@@ -32,7 +32,7 @@ KERNEL(cross_entropy_grad) {
     const int32_t *target_T = params[2];
     float *dlogits = params[4];
     int64_t T = shapes[1][0], V = shapes[1][1];
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(dynamic, ROWS)
     for (int64_t t = 0; t < T; t++) {
         const float *restrict x = logits + t * V;
         float *restrict dx = dlogits + t * V;

@@ -9,7 +9,7 @@ KERNEL(square_sum) {
     int64_t n = leading(shapes[0], ndims[0] + 1), chunks = ceil_div(n, CHUNK);
     double *partial = scratch(0, (size_t)chunks * sizeof *partial), total = 0.0;
     if (!partial) return KERNEL_NO_MEMORY;
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(dynamic, 4) if (chunks > 1)
     for (int64_t c = 0; c < chunks; c++) {
         double sum = 0.0;
         int64_t end = min_i64(n, (c + 1) * CHUNK);
@@ -29,17 +29,21 @@ KERNEL(adamw) {
     const float *restrict grad = params[3], *s = params[4];
     float lr = s[0], beta1 = s[1], beta2 = s[2], one_minus_beta1 = s[3], one_minus_beta2 = s[4], eps = s[5], scale = s[7];
     float decay = *(const int32_t *)params[5] ? s[6] : 0.0f;
-    int64_t n = leading(shapes[0], ndims[0] + 1);
+    int64_t n = leading(shapes[0], ndims[0] + 1), chunks = ceil_div(n, CHUNK);
     *(float *)params[6] = 0.0f;
     if (!(scale > 0.0f)) return KERNEL_OK;
-#pragma omp parallel for simd schedule(static)
-    for (int64_t i = 0; i < n; i++) {
-        float g = grad[i] * scale;
-        float m = beta1 * first[i] + one_minus_beta1 * g;
-        float v = beta2 * second[i] + one_minus_beta2 * g * g;
-        first[i] = m;
-        second[i] = v;
-        p[i] -= lr * m / (sqrtf(v) + eps) + decay * p[i];
+#pragma omp parallel for schedule(dynamic, 4) if (chunks > 1)
+    for (int64_t c = 0; c < chunks; c++) {
+        int64_t end = min_i64(n, (c + 1) * CHUNK);
+#pragma omp simd
+        for (int64_t i = c * CHUNK; i < end; i++) {
+            float g = grad[i] * scale;
+            float m = beta1 * first[i] + one_minus_beta1 * g;
+            float v = beta2 * second[i] + one_minus_beta2 * g * g;
+            first[i] = m;
+            second[i] = v;
+            p[i] -= lr * m / (sqrtf(v) + eps) + decay * p[i];
+        }
     }
     return KERNEL_OK;
 }

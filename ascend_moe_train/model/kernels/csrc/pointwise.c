@@ -1,6 +1,5 @@
 /* RMSNorm, rotary embedding and SwiGLU. */
 #include "common.h"
-#include "swiglu.h"
 
 /* x (..., D), w (D), eps (1) -> y (..., D), inverse root mean square (rows) */
 KERNEL(rms_norm) {
@@ -8,7 +7,7 @@ KERNEL(rms_norm) {
     float eps = *(const float *)params[2];
     float *y = params[3], *inverse = params[4];
     int64_t rows = leading(shapes[0], ndims[0]), D = shapes[1][0];
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(dynamic, ROWS)
     for (int64_t r = 0; r < rows; r++) {
         const float *restrict in = x + r * D;
         float *restrict out = y + r * D;
@@ -32,7 +31,7 @@ KERNEL(rms_norm_grad) {
     float *partial = scratch(0, (size_t)(NORM_PARTS * D) * sizeof *partial);
     if (!partial) return KERNEL_NO_MEMORY;
     memset(partial, 0, (size_t)(NORM_PARTS * D) * sizeof *partial);
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(dynamic, 1)
     for (int64_t part = 0; part < NORM_PARTS; part++) {
         float *restrict sum_D = partial + part * D;
         for (int64_t r = rows * part / NORM_PARTS; r < rows * (part + 1) / NORM_PARTS; r++) {
@@ -58,14 +57,18 @@ KERNEL(rms_norm_grad) {
 static void rotate(const float *x, const float *cos_, const float *sin_, float *y, int64_t places, int64_t H, int64_t Z,
                    float direction) {
     int64_t half = Z / 2;
-#pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < places * H; i++) {
-        const float *restrict a = x + i * Z, *restrict c = cos_ + i / H * half, *restrict s = sin_ + i / H * half;
-        float *restrict out = y + i * Z;
-        for (int64_t z = 0; z < half; z++) {
-            float sine = direction * s[z];
-            out[z] = a[z] * c[z] - a[z + half] * sine;
-            out[z + half] = a[z + half] * c[z] + a[z] * sine;
+#pragma omp parallel for schedule(dynamic, ROWS)
+    for (int64_t place = 0; place < places; place++) {
+        const float *restrict c = cos_ + place * half, *restrict s = sin_ + place * half;
+        for (int64_t i = place * H; i < (place + 1) * H; i++) {
+            const float *restrict a = x + i * Z, *restrict b = a + half;
+            float *restrict out_a = y + i * Z, *restrict out_b = out_a + half;
+#pragma omp simd
+            for (int64_t z = 0; z < half; z++) {
+                float sine = direction * s[z];
+                out_a[z] = a[z] * c[z] - b[z] * sine;
+                out_b[z] = b[z] * c[z] + a[z] * sine;
+            }
         }
     }
 }
@@ -82,15 +85,18 @@ KERNEL(rope_grad) {
     return KERNEL_OK;
 }
 
-enum { SWIGLU_ROWS = 16 };
-
 /* h (R, 2F) -> silu(left half) * right half (R, F) */
 KERNEL(swiglu) {
     const float *h = params[0];
     float *y = params[1];
-    int64_t R = shapes[0][0], F = shapes[0][1] / 2;
-#pragma omp parallel for schedule(dynamic, 1)
-    for (int64_t r = 0; r < R; r += SWIGLU_ROWS) swiglu_rows(h + r * 2 * F, y + r * F, min_i64(SWIGLU_ROWS, R - r), F);
+    int64_t R = leading(shapes[0], ndims[0]), F = shapes[0][ndims[0] - 1] / 2;
+#pragma omp parallel for schedule(dynamic, ROWS)
+    for (int64_t r = 0; r < R; r++) {
+        const float *restrict gate = h + r * 2 * F, *restrict up = gate + F;
+        float *restrict out = y + r * F;
+#pragma omp simd
+        for (int64_t f = 0; f < F; f++) out[f] = gate[f] / (1.0f + fast_exp(-gate[f])) * up[f];
+    }
     return KERNEL_OK;
 }
 
@@ -98,9 +104,17 @@ KERNEL(swiglu) {
 KERNEL(swiglu_grad) {
     const float *dy = params[0], *h = params[1];
     float *dh = params[2];
-    int64_t R = shapes[1][0], F = shapes[1][1] / 2;
-#pragma omp parallel for schedule(dynamic, 1)
-    for (int64_t r = 0; r < R; r += SWIGLU_ROWS)
-        swiglu_grad_rows(dy + r * F, h + r * 2 * F, dh + r * 2 * F, min_i64(SWIGLU_ROWS, R - r), F);
+    int64_t R = leading(shapes[1], ndims[1]), F = shapes[1][ndims[1] - 1] / 2;
+#pragma omp parallel for schedule(dynamic, ROWS)
+    for (int64_t r = 0; r < R; r++) {
+        const float *restrict gate = h + r * 2 * F, *restrict up = gate + F, *restrict grad = dy + r * F;
+        float *restrict dgate = dh + r * 2 * F, *restrict dup = dgate + F;
+#pragma omp simd
+        for (int64_t f = 0; f < F; f++) {
+            float sigmoid = 1.0f / (1.0f + fast_exp(-gate[f])), silu = gate[f] * sigmoid;
+            dgate[f] = grad[f] * up[f] * (sigmoid + silu * (1.0f - sigmoid));
+            dup[f] = grad[f] * silu;
+        }
+    }
     return KERNEL_OK;
 }
