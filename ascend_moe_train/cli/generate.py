@@ -13,7 +13,8 @@ import click
     "--checkpoint", required=True, type=click.Path(path_type=Path), help="A checkpoint, or a folder of them (newest)."
 )
 @click.option("--prompt", required=True, help="The text to continue; - reads it from stdin.")
-@click.option("--tokenizer", help="Another tokenizer.json than the run's.")
+@click.option("--tokenizer", help="Another tokenizer.json than the run's, or the converted one.")
+@click.option("--context", type=click.IntRange(2, 1_000_000), help="See so many tokens; else as in training, or 512.")
 @click.option("--max-tokens", default=200, show_default=True, type=click.IntRange(1, 1_000_000), help="At most.")
 @click.option("--temperature", default=0.8, show_default=True, type=click.FloatRange(0, 100), help="0: most likely.")
 @click.option("--top-p", default=0.95, show_default=True, type=click.FloatRange(0, 1, min_open=True), help="Nucleus.")
@@ -24,6 +25,7 @@ def command(
     checkpoint: Path,
     prompt: str,
     tokenizer: str | None,
+    context: int | None,
     max_tokens: int,
     temperature: float,
     top_p: float,
@@ -41,7 +43,7 @@ def command(
     from ascend_moe_train.train.generate import Sampling, load_generator, text_pieces
     from ascend_moe_train.train.metrics import replace_file
 
-    generator, words = load_generator(checkpoint, tokenizer)
+    generator, words = load_generator(checkpoint, tokenizer, context)
     sampling = Sampling(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     tokens = generator.tokens(words.encode(text) or [words.eod_id], sampling, words.eod_id)
     if as_json:

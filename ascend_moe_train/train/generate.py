@@ -12,14 +12,19 @@ from mindspore import nn, ops
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from ascend_moe_train.checkpoint.layout import EXTRAS_FOLDER
 from ascend_moe_train.checkpoint.starting import Start, open_start, read_weights
 from ascend_moe_train.config import RunConfig
 from ascend_moe_train.data.tokenizer import Tokenizer
 from ascend_moe_train.errors import CheckpointError, TrainingError
+from ascend_moe_train.model.kernels.select import choose
 from ascend_moe_train.model.transformer import Transformer
 from ascend_moe_train.train.inputs import open_tokenizer
 from ascend_moe_train.train.metrics import first_problem
-from ascend_moe_train.train.session import build_model, copy_into
+from ascend_moe_train.train.session import copy_into, set_device
+
+CONTEXT = 512  # each token takes a pass over so many
+TOKENIZER = "tokenizer.json"
 
 Tensor = Any
 
@@ -112,25 +117,43 @@ def text_pieces(tokenizer: Tokenizer, prompt: str, tokens: Iterable[int]) -> Ite
     yield text[given:]
 
 
-def load_generator(path: Path, tokenizer_path: str | None) -> tuple[Generator, Tokenizer]:
+def load_generator(path: Path, tokenizer_path: str | None, context: int | None = None) -> tuple[Generator, Tokenizer]:
     """The model and tokenizer of a checkpoint folder, or of the newest good one in a folder of checkpoints.
 
-    It runs in fp32 on whatever device is here, whichever the run was on. Raises CheckpointError or DataError: nothing
-    there, damaged, or a tokenizer of another vocabulary.
+    It runs in fp32 on whatever device is here, whichever the run was on, and sees the last `context` tokens: as many as
+    the run trained with, CONTEXT for a converted checkpoint. Raises CheckpointError or DataError: nothing there,
+    damaged, no tokenizer, or one of another vocabulary.
     """
     start = open_start(path)
-    config = _config(start)
-    tokenizer = open_tokenizer(Path(tokenizer_path or config.data.tokenizer), config.model.vocab_size)
-    here = config.run.model_copy(update={"device": "auto", "kernels": "auto", "precision": "fp32"})
-    model, _, _ = build_model(config.model_copy(update={"run": here}))
+    run = _run(start)
+    found = _own_tokenizer(start) if run is None else Path(run.data.tokenizer)
+    tokenizer_file = found if tokenizer_path is None else Path(tokenizer_path)
+    if tokenizer_file is None:
+        raise CheckpointError(f"{start.path}: came without {TOKENIZER}: name one with --tokenizer")
+    tokenizer = open_tokenizer(tokenizer_file, start.model.vocab_size)
+    seq_len = context or (CONTEXT if run is None else run.data.seq_len)
+    model = load_model(start, seq_len)
+    return Generator(model, seq_len, tokenizer.vocab_size), tokenizer
+
+
+def load_model(start: Start, num_positions: int) -> Transformer:
+    """The model of a checkpoint in fp32 on whatever device is here. Raises CheckpointError for damaged weights."""
+    model = Transformer(start.model, choose(set_device("auto"), "auto"), num_positions)
     parameters = dict([*model.weights(), *model.buffers()])
     for name, value in read_weights(start, parameters):
         copy_into(parameters[name], value)
-    return Generator(model, config.data.seq_len, tokenizer.vocab_size), tokenizer
+    return model
 
 
-def _config(start: Start) -> RunConfig:
+def _run(start: Start) -> RunConfig | None:
+    """The run that wrote a checkpoint; None for a conversion."""
+    if "config" not in start.manifest.meta:
+        return None
     try:
-        return RunConfig.model_validate_json(json.dumps(start.manifest.meta.get("config")))
+        return RunConfig.model_validate_json(json.dumps(start.manifest.meta["config"]))
     except ValidationError as error:
         raise CheckpointError(f"{start.path}: manifest.json: meta.config: {first_problem(error)}") from None
+
+
+def _own_tokenizer(start: Start) -> Path | None:
+    return start.path / EXTRAS_FOLDER / TOKENIZER if TOKENIZER in start.manifest.extras else None

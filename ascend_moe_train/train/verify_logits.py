@@ -14,12 +14,11 @@ import numpy as np
 from mindspore import nn
 from numpy.typing import NDArray
 
-from ascend_moe_train.checkpoint.starting import Start, open_start, read_weights
+from ascend_moe_train.checkpoint.starting import Start, open_start
 from ascend_moe_train.errors import CheckpointError
 from ascend_moe_train.model.counts import num_parameters
-from ascend_moe_train.model.kernels.select import choose
 from ascend_moe_train.model.transformer import Transformer
-from ascend_moe_train.train.session import copy_into, set_device
+from ascend_moe_train.train.generate import load_model
 from ascend_moe_train.units import format_bytes
 
 TOLERANCE = 1e-4  # as for every parity with transformers: both compute in fp32
@@ -106,11 +105,7 @@ def _transformers_logits(folder: Path, tokens_1S: NDArray[np.int32]) -> NDArray[
 
 
 def _our_logits(start: Start, tokens_1S: NDArray[np.int32]) -> NDArray[np.float64]:
-    kernels = choose(set_device("auto"), "auto")
-    model = Transformer(start.model, kernels, _TOKENS)
-    parameters = dict([*model.weights(), *model.buffers()])
-    for name, value in read_weights(start, parameters):
-        copy_into(parameters[name], value)
+    model = load_model(start, _TOKENS)
     position_1S = np.arange(_TOKENS, dtype=np.int32)[None]
     inputs = (tokens_1S, np.zeros_like(tokens_1S), position_1S, np.array([-1], np.int32))
     values: NDArray[np.float64] = _Logits(model)(*map(ms.Tensor, inputs)).asnumpy().astype(np.float64)
