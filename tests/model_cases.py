@@ -32,6 +32,11 @@ DROPS: dict[str, dict[str, Any]] = {
     "by position": {"capacity_factor": 0.6},
     "by probability": {"capacity_factor": 0.7, "drop_policy": "probability"},
 }
+CHOICES: dict[str, dict[str, Any]] = {
+    "2 of 5": {"num_experts": 5, "top_k": 2},
+    "1 of 4": {"num_experts": 4, "top_k": 1, "num_groups": 2, "top_groups": 1},
+    "3 of 6": {"num_experts": 6, "top_k": 3, "num_groups": 3, "top_groups": 2, "groups_by": "best_two"},
+}
 # One letter a layer: M holds experts, D is dense.
 LAYERS: dict[str, dict[str, Any]] = {
     letters: {"dense_layers": tuple(i for i, letter in enumerate(letters) if letter == "D")}
@@ -66,7 +71,8 @@ MOE_FACTORS: dict[str, tuple[Any, ...]] = {
     "layers": tuple(LAYERS),
     "gates": tuple(GATES),
     "drops": tuple(DROPS),
-    "choice": ((5, 2), (4, 1), (3, 3)),
+    "choice": tuple(CHOICES),
+    "balance_bias_rate": (None, 0.01),
     "shared_ffn": (0, 8),
     "routed_scale": (1.0, 2.5),
     "aux_loss_coef": (0.1, 0.4),
@@ -90,14 +96,14 @@ class Case:
 
 def is_possible(choice: Choice) -> bool:
     """With even loads the balance loss is constant, and one normalised gate is too: the router would learn nothing."""
-    return not (choice["force_balance"] and choice["choice"][1] == 1)
+    has_bias, is_after = choice["balance_bias_rate"] is not None, choice["gates"] == "softmax after top-k"
+    return not (choice["force_balance"] and choice["choice"] == "1 of 4") and not (has_bias and is_after)
 
 
 def _moe(choice: Choice) -> MoEConfig:
-    num_experts, top_k = choice["choice"]
     own = {name: value for name, value in choice.items() if name in MoEConfig.model_fields}
-    groups = LAYERS[choice["layers"]] | GATES[choice["gates"]] | DROPS[choice["drops"]]
-    return MoEConfig(num_experts=num_experts, top_k=top_k, ffn=12, **groups, **own)
+    groups = CHOICES[choice["choice"]] | LAYERS[choice["layers"]] | GATES[choice["gates"]] | DROPS[choice["drops"]]
+    return MoEConfig(ffn=12, **groups, **own)
 
 
 def _case(number: int, choice: Choice) -> Case:

@@ -29,10 +29,10 @@ class MoEOutput:
 def moe_layer(x_TD: F64, params: Mapping[str, F64], moe: MoEConfig, noise_TD: F64 | None = None) -> MoEOutput:
     """y_t = sum over kept slots k of weight_tk * expert_tk(x_t), + shared(x_t).
 
-    `params`: router.weight (E, D), experts.w13 (E, D, 2F), experts.w2 (E, F, D), and with a shared expert
-    shared.w13.weight (2Fs, D), shared.w2.weight (D, Fs).
+    `params`: router.weight (E, D), maybe router.balance_bias (E), experts.w13 (E, D, 2F), experts.w2 (E, F, D), and
+    with a shared expert shared.w13.weight (2Fs, D), shared.w2.weight (D, Fs).
     """
-    routing = route(x_TD, params["router.weight"], moe, noise_TD)
+    routing = route(x_TD, params["router.weight"], moe, noise_TD, params.get("router.balance_bias"))
     plan = dispatch(routing.expert_TK, routing.weight_TK, moe)
     token_M = plan.assignment_M // moe.top_k
     weight_M = routing.weight_TK.reshape(-1)[plan.assignment_M]
@@ -68,7 +68,14 @@ def moe_layer_vjp(
         weight_M[:, None] * d_y_TD[token_M], x_TD[token_M], plan.count_E, w13, w2
     )
     d_x_TD, d_router = route_vjp(
-        d_weight_N.reshape(-1, moe.top_k), d_prob_TE, d_logits_TE, x_TD, params["router.weight"], moe, noise_TD
+        d_weight_N.reshape(-1, moe.top_k),
+        d_prob_TE,
+        d_logits_TE,
+        x_TD,
+        params["router.weight"],
+        moe,
+        noise_TD,
+        params.get("router.balance_bias"),
     )
     np.add.at(d_x_TD, token_M, d_rows_MD)
     grads = {"router.weight": d_router, "experts.w13": d_w13, "experts.w2": d_w2}

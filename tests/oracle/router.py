@@ -2,7 +2,8 @@
 
 T tokens, D hidden, E experts, K top-k, L MoE layers, R groups of tokens over which a balance loss is taken.
 Sources: Switch Transformer (Fedus et al., 2021), section 2.2, for the balance loss; ST-MoE (Zoph et al., 2022),
-section 3, for the z-loss; DeepSeek-V3 (2024), equations 12-20, for sigmoid scores.
+section 3, for the z-loss; DeepSeek-V2 (2024), section 2.1.2, for groups; DeepSeek-V3 (2024), equations 12-20, for
+sigmoid scores and biases.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ascend_moe_train.model.config import MoEConfig
-from tests.oracle.arrays import F64, I64, in_float64, logsumexp, softmax, softmax_vjp
+from tests.oracle.arrays import F64, I64, Flags, in_float64, logsumexp, softmax, softmax_vjp
 from tests.oracle.ffn import sigmoid
 
 
@@ -28,15 +29,15 @@ class Routing:
 
 
 @in_float64
-def route(x_TD: F64, weight_ED: F64, moe: MoEConfig, noise_TD: F64 | None = None) -> Routing:
+def route(x_TD: F64, weight_ED: F64, moe: MoEConfig, noise_TD: F64 | None = None, bias_E: F64 | None = None) -> Routing:
     """Score every expert for every token and pick K.
 
-    `noise_TD` is the jitter: it multiplies what the router sees, not what the experts see.
+    `noise_TD` is the jitter: it multiplies what the router sees, not what the experts see. `bias_E` is added to scores
+    for the choice, not for the gate weights.
     """
     logits_TE = (x_TD if noise_TD is None else x_TD * noise_TD) @ weight_ED.T
     score_TE = _score(logits_TE, moe)
-    forced = moe.force_balance
-    expert_TK = forced_balance(len(x_TD), moe.num_experts, moe.top_k) if forced else top_k(logits_TE, moe.top_k)
+    expert_TK = _choose(logits_TE, moe, bias_E)
     return Routing(
         logits_TE=logits_TE,
         prob_TE=score_TE / score_TE.sum(axis=1, keepdims=True),
@@ -54,13 +55,14 @@ def route_vjp(
     weight_ED: F64,
     moe: MoEConfig,
     noise_TD: F64 | None = None,
+    bias_E: F64 | None = None,
 ) -> tuple[F64, F64]:
     """Return (d_x_TD, d_weight_ED) from the gradients of the gate weights, prob_TE and logits_TE.
 
     Those of prob_TE and logits_TE come from the balance loss and the z-loss. The choice of experts is piecewise
     constant, so no gradient flows through it.
     """
-    routing = route(x_TD, weight_ED, moe, noise_TD)
+    routing = route(x_TD, weight_ED, moe, noise_TD, bias_E)
     d_logits = (
         d_logits_TE
         + _prob_vjp(d_prob_TE, routing.logits_TE, moe)
@@ -68,6 +70,26 @@ def route_vjp(
     )
     noise = 1.0 if noise_TD is None else noise_TD
     return (d_logits @ weight_ED) * noise, d_logits.T @ (x_TD * noise)
+
+
+def _choose(logits_TE: F64, moe: MoEConfig, bias_E: F64 | None) -> I64:
+    if moe.force_balance:
+        return forced_balance(len(logits_TE), moe.num_experts, moe.top_k)
+    if bias_E is None and moe.num_groups == 1:
+        return top_k(logits_TE, moe.top_k)
+    score_TE = logits_TE if moe.score_order == "after_topk" else _score(logits_TE, moe)
+    score_TE = score_TE if bias_E is None else score_TE + bias_E
+    return top_k(np.where(_in_top_groups(score_TE, moe), score_TE, -np.inf), moe.top_k)
+
+
+def _in_top_groups(score_TE: F64, moe: MoEConfig) -> Flags:
+    """Whether an expert's group is among the token's `top_groups`, by its best expert or the sum of its two best."""
+    by_group_TNE = score_TE.reshape(len(score_TE), moe.num_groups, -1)
+    best = {"best": 1, "best_two": 2}[moe.groups_by]
+    group_score_TN = -np.sort(-by_group_TNE, axis=2)[:, :, :best].sum(axis=2)
+    in_top_TN = np.zeros(group_score_TN.shape, dtype=np.bool_)
+    np.put_along_axis(in_top_TN, top_k(group_score_TN, moe.top_groups), True, axis=1)
+    return np.repeat(in_top_TN, by_group_TNE.shape[2], axis=1)
 
 
 def top_k(logits_TE: F64, k: int) -> I64:

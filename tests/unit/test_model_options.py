@@ -16,6 +16,7 @@ from ascend_moe_train.part import Part
 from tests.model_cases import CASES, VOCAB, batch, firm_params
 from tests.model_run import NO_NOISE, CompiledModel, Result, errors, kernels, noise, uniform
 from tests.oracle.differences import relative_error
+from tests.oracle.golden import FAMILY_CASES, golden, read_tensors
 from tests.oracle.transformer import Inputs, transformer, transformer_grads
 from tests.pairwise import pairwise
 
@@ -145,7 +146,9 @@ def test_every_pair_of_values_meets() -> None:
 
 
 def values(part: type[Part], field: str) -> set[Any]:
+    """Here, or on golden files of transformers (tests/unit/test_model_hf.py)."""
     configs = [case.config for case in CASES.values()]
+    configs += [golden(*read_tensors(case)).config for case in FAMILY_CASES]
     holders: dict[type[Part], list[Any]] = {
         ModelConfig: configs,
         MoEConfig: [config.moe for config in configs if config.moe is not None],
@@ -161,6 +164,6 @@ def test_the_cases_meet_every_option(part: type[Part]) -> None:
         if field.is_required() or name == "init_std":
             continue
         met = values(part, name)
-        assert len(met) > 1, f"{part.__name__}.{name} is always {met}: add it to tests/model_cases.py"
+        assert len(met) > 1, f"{part.__name__}.{name} is always {met}: add it to the cases"
         if get_origin(field.annotation) is Literal:
-            assert met == set(get_args(field.annotation)), f"{part.__name__}.{name}: add it to tests/model_cases.py"
+            assert met == set(get_args(field.annotation)), f"{part.__name__}.{name} is only {met}: add it to the cases"
