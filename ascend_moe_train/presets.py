@@ -8,7 +8,14 @@ is counted against its published size in the tests. Where transformers trains wi
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from ascend_moe_train.model.config import AttentionConfig, MLAConfig, ModelConfig, MoEConfig, RopeConfig
+from ascend_moe_train.model.config import (
+    AttentionConfig,
+    ClampedSwiGLUConfig,
+    MLAConfig,
+    ModelConfig,
+    MoEConfig,
+    RopeConfig,
+)
 
 
 def tiny() -> ModelConfig:
@@ -149,7 +156,7 @@ def qwen3_8b() -> ModelConfig:
 
 
 def deepseek_v2_lite() -> ModelConfig:
-    """DeepSeek-V2-Lite (DeepSeek-AI, 2024, arXiv 2405.04434, appendix B; config.json of deepseek-ai/DeepSeek-V2-Lite)."""
+    """DeepSeek-V2-Lite (DeepSeek-AI, 2024, arXiv 2405.04434, appendix B; deepseek-ai/DeepSeek-V2-Lite)."""
     return ModelConfig(
         vocab_size=102400,
         hidden=2048,
@@ -208,6 +215,99 @@ def deepseek_v3() -> ModelConfig:
     )
 
 
+def glm_4_5() -> ModelConfig:
+    """GLM-4.5 (GLM-4.5 team, 2025, arXiv 2508.06471; config.json of zai-org/GLM-4.5), without its block of multi-token
+    prediction, which `mtp: {depth: 1}` adds."""
+    return ModelConfig(
+        vocab_size=151552,
+        hidden=5120,
+        num_layers=92,
+        num_heads=96,
+        num_kv_heads=8,
+        head_dim=128,
+        ffn=12288,
+        qk_norm="head",
+        norm_eps=1e-5,
+        rope=RopeConfig(theta=1e6, fraction=0.5),
+        attention=AttentionConfig(bias="qkv"),
+        moe=MoEConfig(
+            num_experts=160,
+            top_k=8,
+            ffn=1536,
+            shared_ffn=1536,
+            dense_layers=(0, 1, 2),
+            score="sigmoid",
+            balance_bias_rate=0.001,
+            routed_scale=2.5,
+            aux_loss_coef=0.0001,
+            aux_loss_scope="sequence",
+        ),
+    )
+
+
+def glm_4_5_air() -> ModelConfig:
+    """GLM-4.5-Air (config.json of zai-org/GLM-4.5-Air), the smaller of `glm_4_5`."""
+    return ModelConfig(
+        vocab_size=151552,
+        hidden=4096,
+        num_layers=46,
+        num_heads=96,
+        num_kv_heads=8,
+        head_dim=128,
+        ffn=10944,
+        norm_eps=1e-5,
+        rope=RopeConfig(theta=1e6, fraction=0.5),
+        attention=AttentionConfig(bias="qkv"),
+        moe=MoEConfig(
+            num_experts=128,
+            top_k=8,
+            ffn=1408,
+            shared_ffn=1408,
+            dense_layers=(0,),
+            score="sigmoid",
+            balance_bias_rate=0.001,
+            aux_loss_coef=0.0001,
+            aux_loss_scope="sequence",
+        ),
+    )
+
+
+def gpt_oss_20b() -> ModelConfig:
+    """gpt-oss-20b (OpenAI, 2025, arXiv 2508.10925; config.json of openai/gpt-oss-20b)."""
+    return _gpt_oss(num_layers=24, num_experts=32)
+
+
+def gpt_oss_120b() -> ModelConfig:
+    """gpt-oss-120b (OpenAI, 2025, arXiv 2508.10925; config.json of openai/gpt-oss-120b)."""
+    return _gpt_oss(num_layers=36, num_experts=128)
+
+
+def _gpt_oss(num_layers: int, num_experts: int) -> ModelConfig:
+    return ModelConfig(
+        vocab_size=201088,
+        hidden=2880,
+        num_layers=num_layers,
+        num_heads=64,
+        num_kv_heads=8,
+        head_dim=64,
+        ffn=2880,
+        norm_eps=1e-5,
+        rope=RopeConfig(theta=150000.0, scaling="yarn", factor=32.0, original_positions=4096, truncate=False),
+        attention=AttentionConfig(bias="all", sinks=True, window=128, window_layers=tuple(range(0, num_layers, 2))),
+        moe=MoEConfig(
+            num_experts=num_experts,
+            top_k=4,
+            ffn=2880,
+            score_order="after_topk",
+            router_bias=True,
+            expert_bias=True,
+            clamped_swiglu=ClampedSwiGLUConfig(),
+            aux_loss_coef=0.9 * 4,
+            aux_loss_scope="model",
+        ),
+    )
+
+
 PRESETS: Mapping[str, Callable[[], ModelConfig]] = MappingProxyType(
     {
         preset.__name__: preset
@@ -223,6 +323,10 @@ PRESETS: Mapping[str, Callable[[], ModelConfig]] = MappingProxyType(
             olmoe_1b_7b,
             deepseek_v2_lite,
             deepseek_v3,
+            glm_4_5,
+            glm_4_5_air,
+            gpt_oss_20b,
+            gpt_oss_120b,
         )
     }
 )

@@ -72,6 +72,35 @@ _DEEPSEEK = {
 }
 _GROUPS = {"n_group": 4, "topk_group": 2}
 _DEEPSEEK_V3 = {**_DEEPSEEK, **_GROUPS, "q_lora_rank": 14, "n_shared_experts": 1, "num_nextn_predict_layers": 0}
+_GLM4 = {
+    **_SHAPE,
+    "attention_bias": True,
+    "use_qk_norm": True,
+    "head_dim": 12,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 6,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 12,
+    "num_experts_per_tok": 3,
+    "routed_scaling_factor": 2.5,
+    "num_nextn_predict_layers": 0,
+}
+_GPT_OSS = {
+    **_SHAPE,
+    "head_dim": 8,
+    "num_local_experts": 4,
+    "intermediate_size": 12,
+    "sliding_window": 6,
+    "swiglu_limit": 1.5,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 500.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "truncate": False,
+    },
+}
 _LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
@@ -89,6 +118,8 @@ GOLDEN_CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
         "llama_tiny": ("Llama", {**_DENSE, "rope_parameters": _LLAMA3}),
         "qwen3_tiny": ("Qwen3", {**_DENSE, "head_dim": 12, "tie_word_embeddings": True}),
         "olmoe_tiny": ("Olmoe", {**_SHAPE, "num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 12}),
+        "glm4_moe_tiny": ("Glm4Moe", _GLM4),
+        "gpt_oss_tiny": ("GptOss", _GPT_OSS),
         "deepseek_v2_tiny": ("DeepseekV2", {**_DEEPSEEK, "n_shared_experts": 2}),
         "deepseek_v3_tiny": ("DeepseekV3", _DEEPSEEK_V3),
         "deepseek_v3_mtp_tiny": (

@@ -85,9 +85,9 @@ def _deepseek(config: Config, num_layers: int) -> dict[str, object]:
     }
 
 
-def _groups(config: Config, most: int, top: int) -> dict[str, object]:
-    num_groups = whole("n_group", config.get("n_group", most), MAX_EXPERTS)
-    top_groups = whole("topk_group", config.get("topk_group", top), num_groups)
+def _groups(config: Config) -> dict[str, object]:
+    num_groups = whole("n_group", config.get("n_group"), MAX_EXPERTS)
+    top_groups = whole("topk_group", config.get("topk_group"), num_groups)
     return {"moe.num_groups": num_groups, "moe.top_groups": top_groups}
 
 
@@ -96,20 +96,43 @@ def _deepseek_v2(config: Config, num_layers: int) -> Mapping[str, object]:
     method = config.get("topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
         raise refused("topk_method", method, '"greedy" or "group_limited_greedy"')
-    groups = _groups(config, 1, 1) if method == "group_limited_greedy" else {}
+    groups = _groups(config) if method == "group_limited_greedy" else {}
     return _deepseek(config, num_layers) | groups
 
 
 def _deepseek_v3(config: Config, num_layers: int) -> Mapping[str, object]:
+    return _sigmoid_routed({"first_k_dense_replace": 3, "n_group": 8, "topk_group": 4, **config}, num_layers)
+
+
+def _glm4(config: Config, num_layers: int) -> Mapping[str, object]:
+    return _sigmoid_routed({"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, **config}, num_layers)
+
+
+def _sigmoid_routed(config: Config, num_layers: int) -> Mapping[str, object]:
     """Groups of experts, blocks of multi-token prediction."""
-    values = _deepseek({"first_k_dense_replace": 3, "n_shared_experts": 1, **config}, num_layers)
-    values |= _groups(config, 8, 4)
+    values = _deepseek({"n_shared_experts": 1, **config}, num_layers) | _groups(config)
     values["moe.groups_by"] = "best" if values["moe.num_groups"] == 1 else "best_two"
     depth = config.get("num_nextn_predict_layers", config.get("num_mtp_layers", 0))
     if whole("num_nextn_predict_layers", 0 if depth is None else depth, MAX_LAYERS, least=0):
         values["mtp.depth"] = depth
     return values
 
+
+def _gpt_oss_windows(config: Config, num_layers: int) -> Mapping[str, object]:
+    """Which layers look at the last `sliding_window` keys only: every second one, or those of `layer_types`."""
+    kinds = config.get("layer_types")
+    kinds = ["sliding_attention", "full_attention"] * num_layers if kinds is None else kinds
+    if not isinstance(kinds, list) or len(kinds) < num_layers or any(kind not in _LAYER_TYPES for kind in kinds):
+        raise refused("layer_types", kinds, f"a list of {num_layers} words, {' or '.join(_LAYER_TYPES)}")
+    layers = tuple(i for i in range(num_layers) if kinds[i] == _LAYER_TYPES[0])
+    window = whole("sliding_window", config.get("sliding_window", 128), MAX_WIDTH) if layers else None
+    return {"attention.window": window, "attention.window_layers": layers}
+
+
+_LAYER_TYPES = ("sliding_attention", "full_attention")
+_GPT_OSS_ROPE = MappingProxyType(
+    {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}
+)
 
 _DECODER = (
     Key(theirs=("vocab_size",), ours=("vocab_size",)),
@@ -148,6 +171,13 @@ def _latent(q_latent: int) -> tuple[Key, ...]:
 
 _FIXED = (Fixed(theirs="hidden_act", value="silu"), Fixed(theirs="attention_dropout", value=0.0))
 _NO_BIAS = Fixed(theirs="attention_bias", value=False)
+
+
+def _bias(which: str, default: bool = False) -> Key:
+    words: Mapping[object, object] = MappingProxyType({True: which, False: "none"})
+    return Key(theirs=("attention_bias",), ours=("attention.bias",), default=default, words=words)
+
+
 _NO_WINDOW = Fixed(theirs="use_sliding_window", value=False)
 _EVERY_LAYER = Fixed(theirs="moe_layer_freq", value=1)
 
@@ -166,15 +196,15 @@ _BIAS_RATE = 0.001
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "llama": Family(
-            keys=(*_DECODER, _HEAD_DIM, _norm_eps(1e-6), _DENSE_FFN),
+            keys=(*_DECODER, _HEAD_DIM, _norm_eps(1e-6), _bias("all"), _DENSE_FFN),
             layout="split",
-            fixed=(*_FIXED, _NO_BIAS, Fixed(theirs="mlp_bias", value=False)),
+            fixed=(*_FIXED, Fixed(theirs="mlp_bias", value=False)),
             constants={"qk_norm": "none"},
         ),
         "qwen3": Family(
-            keys=(*_DECODER, _HEAD_DIM, _norm_eps(1e-6), _DENSE_FFN),
+            keys=(*_DECODER, _HEAD_DIM, _norm_eps(1e-6), _bias("all"), _DENSE_FFN),
             layout="split",
-            fixed=(*_FIXED, _NO_BIAS, _NO_WINDOW),
+            fixed=(*_FIXED, _NO_WINDOW),
             constants={"qk_norm": "head"},
         ),
         "mixtral": Family(
@@ -201,6 +231,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 *_DECODER,
                 _HEAD_DIM,
                 _norm_eps(1e-6),
+                _bias("all"),
                 _DENSE_FFN,
                 _EXPERT_FFN,
                 Key(theirs=_NUM_EXPERTS, ours=("moe.num_experts",)),
@@ -209,7 +240,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 _balance(0.001),
             ),
             layout="split",
-            fixed=(*_FIXED, _NO_BIAS, _NO_WINDOW),
+            fixed=(*_FIXED, _NO_WINDOW),
             constants={**_POOLED, "qk_norm": "head"},
             derived=_qwen3_dense_layers,
         ),
@@ -217,6 +248,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             keys=(
                 *_DECODER,
                 _norm_eps(1e-5),
+                _bias("all"),
                 Key(theirs=("intermediate_size",), ours=("ffn", "moe.ffn")),
                 Key(theirs=_NUM_EXPERTS, ours=("moe.num_experts",)),
                 _TOP_K,
@@ -224,7 +256,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 _balance(0.01),
             ),
             layout="split",
-            fixed=(*_FIXED, _NO_BIAS, Fixed(theirs="clip_qkv", value=None)),
+            fixed=(*_FIXED, Fixed(theirs="clip_qkv", value=None)),
             constants={**_POOLED, "qk_norm": "full"},
         ),
         "deepseek_v2": Family(
@@ -278,6 +310,58 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             },
             rope=RopeDefaults(scales_scores=True),
             derived=_deepseek_v3,
+        ),
+        "glm4_moe": Family(
+            keys=(
+                *_DECODER,
+                _HEAD_DIM,
+                _norm_eps(1e-5),
+                _bias("qkv"),
+                Key(
+                    theirs=("use_qk_norm",),
+                    ours=("qk_norm",),
+                    default=False,
+                    words=MappingProxyType({True: "head", False: "none"}),
+                ),
+                *_DEEPSEEK_EXPERTS,
+                Key(theirs=("routed_scaling_factor",), ours=("moe.routed_scale",), default=1.0),
+                Key(theirs=("norm_topk_prob",), ours=("moe.normalize_topk",), default=True),
+            ),
+            layout="split",
+            fixed=_FIXED,
+            constants={
+                "moe.score": "sigmoid",
+                "moe.aux_loss_scope": "sequence",
+                "moe.balance_bias_rate": _BIAS_RATE,
+            },
+            rope=RopeDefaults(fraction=0.5),
+            derived=_glm4,
+        ),
+        "gpt_oss": Family(
+            keys=(
+                *_DECODER,
+                Key(theirs=("head_dim",), ours=("head_dim",), default=64),
+                _norm_eps(1e-5),
+                _bias("all", default=True),
+                Key(theirs=("intermediate_size",), ours=("ffn", "moe.ffn")),
+                Key(theirs=_NUM_EXPERTS[::-1], ours=("moe.num_experts",)),
+                _TOP_K,
+                Key(theirs=("swiglu_alpha",), ours=("moe.clamped_swiglu.alpha",), default=1.702),
+                Key(theirs=("swiglu_limit",), ours=("moe.clamped_swiglu.limit",), default=7.0),
+                _balance(0.001),
+            ),
+            layout="gpt_oss",
+            fixed=_FIXED,
+            constants={
+                **_POOLED,
+                "qk_norm": "none",
+                "attention.sinks": True,
+                "moe.score_order": "after_topk",
+                "moe.router_bias": True,
+                "moe.expert_bias": True,
+            },
+            rope=RopeDefaults(theta=150000.0, section=_GPT_OSS_ROPE),
+            derived=_gpt_oss_windows,
         ),
     }
 )

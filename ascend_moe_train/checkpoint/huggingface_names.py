@@ -52,6 +52,15 @@ _COMMON = (
     Row(ours="norm.weight", theirs=("model.norm.weight",)),
     Row(ours="head.weight", theirs=("lm_head.weight",)),
 )
+_BIASES = (
+    Row(
+        ours=f"{_LAYER}attn.qkv.bias",
+        theirs=tuple(f"{_ATTENTION}{part}_proj.bias" for part in "qkv"),
+        shares=("num_heads", "num_kv_heads", "num_kv_heads"),
+        axis=-1,
+    ),
+    Row(ours=f"{_LAYER}attn.out.bias", theirs=(f"{_ATTENTION}o_proj.bias",)),
+)
 _QK_NORM = (
     Row(ours=f"{_LAYER}attn.q_norm.weight", theirs=(f"{_ATTENTION}q_norm.weight",)),
     Row(ours=f"{_LAYER}attn.k_norm.weight", theirs=(f"{_ATTENTION}k_norm.weight",)),
@@ -107,7 +116,29 @@ _DEEPSEEK = (
     Row(ours=f"{_MTP}norm.weight", theirs=(f"{_THEIRS}shared_head.norm.weight",)),
 )
 
-_OF_MOST = _COMMON + _QK_NORM + _DENSE + _DEEPSEEK
+_OF_MOST = _COMMON + _BIASES + _QK_NORM + _DENSE + _DEEPSEEK
+
+
+def _gate_and_up_pairs(cfg: ModelConfig) -> Pairs:
+    if cfg.moe is None:
+        raise ValueError("rows of experts for a model without them")
+    return Pairs(block=2 * cfg.moe.ffn)
+
+
+_GPT_OSS = (
+    Row(ours=f"{_LAYER}attn.sinks", theirs=(f"{_ATTENTION}sinks",)),
+    Row(ours=f"{_LAYER}moe.router.weight", theirs=(f"{_MLP}router.weight",)),
+    Row(ours=f"{_LAYER}moe.router.bias", theirs=(f"{_MLP}router.bias",)),
+    Row(ours=f"{_LAYER}moe.experts.w13", theirs=(f"{_MLP}experts.gate_up_proj",), axis=-1, pairs=_gate_and_up_pairs),
+    Row(
+        ours=f"{_LAYER}moe.experts.w13_bias",
+        theirs=(f"{_MLP}experts.gate_up_proj_bias",),
+        axis=-1,
+        pairs=_gate_and_up_pairs,
+    ),
+    Row(ours=f"{_LAYER}moe.experts.w2", theirs=(f"{_MLP}experts.down_proj",)),
+    Row(ours=f"{_LAYER}moe.experts.w2_bias", theirs=(f"{_MLP}experts.down_proj_bias",)),
+)
 
 
 def repeated(cfg: ModelConfig) -> dict[str, str]:
@@ -130,14 +161,15 @@ LAYOUTS: Mapping[str, tuple[Row, ...]] = MappingProxyType(
             (f"{_MIXTRAL}experts.{{expert}}.w1.weight", f"{_MIXTRAL}experts.{{expert}}.w3.weight"),
             f"{_MIXTRAL}experts.{{expert}}.w2.weight",
         ),
-        # and the others.
+        # most others, and gpt-oss.
         "split": _OF_MOST
         + _experts(
             f"{_MLP}gate.weight",
             (f"{_MLP}experts.{{expert}}.gate_proj.weight", f"{_MLP}experts.{{expert}}.up_proj.weight"),
             f"{_MLP}experts.{{expert}}.down_proj.weight",
         ),
-        # As transformers 5 keeps all of these in memory.
+        "gpt_oss": _COMMON + _BIASES + _GPT_OSS,
+        # As transformers 5 keeps the first two in memory.
         "fused": _OF_MOST
         + _experts(f"{_MLP}gate.weight", (f"{_MLP}experts.gate_up_proj",), f"{_MLP}experts.down_proj"),
     }

@@ -41,11 +41,13 @@ _KINDS: Mapping[str, tuple[str, tuple[tuple[str, str], ...]]] = MappingProxyType
 @dataclass(frozen=True, kw_only=True)
 class RopeDefaults:
     """What a family's code takes where its config says nothing, and what it knows at all: a part of the head left
-    unturned (`fraction` None: no such thing), and whether mscale_all_dim sharpens attention."""
+    unturned (`fraction` None: no such thing), and whether mscale_all_dim sharpens attention. `section` is all of
+    rope_scaling."""
 
     theta: float = 1e4
     fraction: float | None = None
     scales_scores: bool = False
+    section: Mapping[str, object] | None = None
 
 
 def read_rope(config: Mapping[str, object], defaults: RopeDefaults) -> dict[str, object]:
@@ -55,8 +57,8 @@ def read_rope(config: Mapping[str, object], defaults: RopeDefaults) -> dict[str,
     """
     name = "rope_scaling" if config.get("rope_parameters") is None else "rope_parameters"
     section = config.get(name)
-    section = {} if section is None else section
-    if not isinstance(section, dict):
+    section = defaults.section or {} if section is None else section
+    if not isinstance(section, Mapping):
         raise refused(name, section, "a mapping")
     theta = section.get("rope_theta", config.get("rope_theta", defaults.theta))
     kind = section.get("rope_type", section.get("type", "default"))

@@ -67,7 +67,7 @@ def run_flops_per_token(model: ModelConfig, lora: LoraConfig | None, seq_len: in
     """
     if lora is None:
         return training_flops_per_token(model, seq_len)
-    with_weights = forward_flops_per_token(model, 0)
+    with_weights = forward_flops_per_token(model, 1)
     between_activations = forward_flops_per_token(model, seq_len) - with_weights
     return 2 * with_weights + 3 * (between_activations + _adapter_flops_per_token(model, lora))
 

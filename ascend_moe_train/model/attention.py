@@ -6,7 +6,7 @@ from mindspore import nn, ops
 
 from ascend_moe_train.model.config import MLAConfig, ModelConfig
 from ascend_moe_train.model.kernels.protocol import Kernels
-from ascend_moe_train.model.layers import Linear, RMSNorm
+from ascend_moe_train.model.layers import Linear, RMSNorm, empty
 from ascend_moe_train.model.rope import softmax_factor
 
 Tensor = Any
@@ -16,18 +16,23 @@ class Attention(nn.Cell):
     """Grouped-query attention (Ainslie et al., 2023): (B*S, D) -> (B*S, D).
 
     q, k and v come from one matrix. What `qk_norm` asks for is normalised before the rotation: each head of q and k
-    (Qwen3), or all heads of each as one vector (OLMoE).
+    (Qwen3), or all heads of each as one vector (OLMoE). Biases, sinks and windows: see `AttentionConfig`.
     """
 
-    def __init__(self, config: ModelConfig, kernels: Kernels) -> None:
+    def __init__(self, config: ModelConfig, layer: int, kernels: Kernels) -> None:
         super().__init__()
         self.kernels = kernels
         self.num_heads, self.num_kv_heads, self.head_size = config.num_heads, config.num_kv_heads, config.head_size
         self.rotary_size, self.softmax_factor = config.rotary_size, softmax_factor(config.rope)
         self.q_size = self.num_heads * self.head_size
         self.kv_size = self.num_kv_heads * self.head_size
-        self.qkv = Linear(config.hidden, self.q_size + 2 * self.kv_size, kernels)
-        self.out = Linear(self.q_size, config.hidden, kernels)
+        options = config.attention
+        self.window = options.window if layer in options.window_layers else None
+        self.qkv = Linear(config.hidden, self.q_size + 2 * self.kv_size, kernels, options.bias != "none")
+        self.out = Linear(self.q_size, config.hidden, kernels, options.bias == "all")
+        self.has_sinks = options.sinks
+        if self.has_sinks:
+            self.sinks = empty(self.num_heads)
         self.norms_heads, self.norms_all = config.qk_norm == "head", config.qk_norm == "full"
         if self.norms_heads or self.norms_all:
             self.q_norm = RMSNorm(self.head_size if self.norms_heads else self.q_size, config.norm_eps, kernels)
@@ -47,7 +52,8 @@ class Attention(nn.Cell):
         q, k = self.rotate(q, cos_BSZ, sin_BSZ), self.rotate(k, cos_BSZ, sin_BSZ)
         if self.softmax_factor != 1.0:
             q = q * self.softmax_factor
-        o = self.kernels.attention(q, k, v, segment_BS)
+        sink_H = self.sinks if self.has_sinks else None
+        o = self.kernels.attention(q, k, v, segment_BS, self.window, sink_H)
         return self.out(ops.reshape(o, (B * S, self.q_size)))
 
     def rotate(self, x_BSHZ: Tensor, cos_BSZ: Tensor, sin_BSZ: Tensor) -> Tensor:

@@ -85,9 +85,38 @@ class MLAConfig(Part):
 
 
 class AttentionConfig(Part):
-    """What attention is beyond heads and their norms. `mla` None is grouped-query attention."""
+    """What attention is beyond heads and their norms. `mla` None is grouped-query attention.
 
+    `bias` is added to queries, keys and values (`qkv`), and to the output too (`all`). With `sinks`, each head has one
+    more score, learned, that takes its part of the softmax and has no value (gpt-oss). In `window_layers`, a query sees
+    the last `window` keys, itself included.
+    """
+
+    bias: Literal["none", "qkv", "all"] = "none"
+    sinks: bool = False
+    window: PositiveInt | None = None
+    window_layers: tuple[Annotated[int, Field(ge=0)], ...] = ()
     mla: MLAConfig | None = None
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.window is None and self.window_layers:
+            raise ValueError(f"window_layers {list(self.window_layers)} have no effect without window: set it")
+        if self.window is not None and not self.window_layers:
+            raise ValueError(f"window {self.window} has no effect without window_layers: name some")
+        if self.mla is not None:
+            for name in ("bias", "sinks", "window"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f"{name} {getattr(self, name)} is impossible with mla: leave it out")
+        return self
+
+
+class ClampedSwiGLUConfig(Part):
+    """The experts' activation of gpt-oss: (u + 1) * g * sigmoid(alpha * g), with g = min(gate, limit) and u the other
+    half, clamped to [-limit, limit] (the model card, arXiv 2508.10925, section 2.1)."""
+
+    alpha: PositiveFloat = 1.702
+    limit: PositiveFloat = 7.0
 
 
 class MoEConfig(Part):
@@ -104,6 +133,9 @@ class MoEConfig(Part):
     `balance_bias_rate` balances without a loss (Wang et al., 2024; DeepSeek-V3, section 2.1.2): a bias per expert is
     added to its score where experts are chosen, not where they are weighed, and after each step falls by this much if
     the expert had more than its share of tokens, and rises if less. 0 keeps the biases as they are, None has none.
+
+    `router_bias` and `expert_bias` are weights like any other: of the logits, and of both products of each expert.
+    `clamped_swiglu` replaces the activation of the experts, not of shared ones and dense layers.
     """
 
     num_experts: PositiveInt
@@ -118,6 +150,9 @@ class MoEConfig(Part):
     top_groups: PositiveInt = 1
     groups_by: Literal["best", "best_two"] = "best"
     balance_bias_rate: NonNegativeFloat | None = None
+    router_bias: bool = False
+    expert_bias: bool = False
+    clamped_swiglu: ClampedSwiGLUConfig | None = None
     routed_scale: Annotated[float, Field(gt=0)] = 1.0
     capacity_factor: Annotated[float, Field(gt=0)] | None = None
     drop_policy: Literal["position", "probability"] = "position"
@@ -227,10 +262,13 @@ class ModelConfig(Part):
             )
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads {self.num_heads} does not divide by num_kv_heads {self.num_kv_heads}")
+        lists = {"attention.window_layers": self.attention.window_layers}
         if self.moe is not None:
-            beyond = [i for i in self.moe.dense_layers if i >= self.num_layers]
+            lists["moe.dense_layers"] = self.moe.dense_layers
+        for name, layers in lists.items():
+            beyond = [i for i in layers if i >= self.num_layers]
             if beyond:
-                raise ValueError(f"moe.dense_layers {beyond} beyond the last layer {self.num_layers - 1}")
+                raise ValueError(f"{name} {beyond} beyond the last layer {self.num_layers - 1}")
         return self
 
     def _check_mla(self, mla: MLAConfig) -> None:

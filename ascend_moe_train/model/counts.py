@@ -23,9 +23,15 @@ _PARTS = (
     ("attn.kv_down.weight", "attention"),
     ("attn.kv_up.weight", "attention"),
     ("attn.out.weight", "attention"),
+    ("attn.qkv.bias", "attention"),
+    ("attn.out.bias", "attention"),
+    ("attn.sinks", "attention"),
     ("moe.router.weight", "routers"),
+    ("moe.router.bias", "routers"),
     ("moe.experts.w13", "experts"),
     ("moe.experts.w2", "experts"),
+    ("moe.experts.w13_bias", "experts"),
+    ("moe.experts.w2_bias", "experts"),
     ("moe.shared.w13.weight", "shared_experts"),
     ("moe.shared.w2.weight", "shared_experts"),
     ("ffn.w13.weight", "dense_ffn"),
@@ -99,11 +105,19 @@ def _attention_shapes(cfg: ModelConfig) -> Shapes:
     if cfg.attention.mla is not None:
         return _latent_shapes(cfg, cfg.attention.mla)
     head = cfg.head_size
-    shapes: Shapes = {"qkv.weight": ((cfg.num_heads + 2 * cfg.num_kv_heads) * head, cfg.hidden)}
+    rows = (cfg.num_heads + 2 * cfg.num_kv_heads) * head
+    shapes: Shapes = {"qkv.weight": (rows, cfg.hidden)}
+    if cfg.attention.bias != "none":
+        shapes["qkv.bias"] = (rows,)
     if cfg.qk_norm != "none":
         q, k = (head, head) if cfg.qk_norm == "head" else (cfg.num_heads * head, cfg.num_kv_heads * head)
         shapes |= {"q_norm.weight": (q,), "k_norm.weight": (k,)}
-    return shapes | {"out.weight": (cfg.hidden, cfg.num_heads * head)}
+    shapes["out.weight"] = (cfg.hidden, cfg.num_heads * head)
+    if cfg.attention.bias == "all":
+        shapes["out.bias"] = (cfg.hidden,)
+    if cfg.attention.sinks:
+        shapes["sinks"] = (cfg.num_heads,)
+    return shapes
 
 
 def _latent_shapes(cfg: ModelConfig, mla: MLAConfig) -> Shapes:
@@ -124,11 +138,14 @@ def _latent_shapes(cfg: ModelConfig, mla: MLAConfig) -> Shapes:
 
 
 def _moe_shapes(hidden: int, moe: MoEConfig) -> Shapes:
-    shapes: Shapes = {
-        "moe.router.weight": (moe.num_experts, hidden),
-        "moe.experts.w13": (moe.num_experts, hidden, 2 * moe.ffn),
-        "moe.experts.w2": (moe.num_experts, moe.ffn, hidden),
-    }
+    shapes: Shapes = {"moe.router.weight": (moe.num_experts, hidden)}
+    if moe.router_bias:
+        shapes["moe.router.bias"] = (moe.num_experts,)
+    shapes["moe.experts.w13"] = (moe.num_experts, hidden, 2 * moe.ffn)
+    shapes["moe.experts.w2"] = (moe.num_experts, moe.ffn, hidden)
+    if moe.expert_bias:
+        shapes["moe.experts.w13_bias"] = (moe.num_experts, 2 * moe.ffn)
+        shapes["moe.experts.w2_bias"] = (moe.num_experts, hidden)
     if moe.shared_ffn:
         shapes |= {
             "moe.shared.w13.weight": (2 * moe.shared_ffn, hidden),
@@ -170,15 +187,23 @@ def forward_flops_per_token(cfg: ModelConfig, seq_len: int, *, causal: bool = Tr
     activations, the weighted sum of experts. The attention products (scores, and scores times values) are 2 S H (Z + Y)
     per token, for heads of width Z in queries and keys and Y in values, when each query meets all S keys (`causal`
     False: Megatron-LM's and PaLM's convention, Chowdhery et al., 2022, appendix B), and half of that when the mask's
-    empty half is left out (`causal` True, the default: what has to be computed).
+    empty half is left out (`causal` True, the default: what has to be computed); where there is a window of W keys, S
+    becomes W, and the half W - W^2 / 2S.
     """
     projections = sum(2 * prod(shape) for shape in _attention_shapes(cfg).values() if len(shape) == 2)
-    attention = (1 if causal else 2) * seq_len * cfg.num_heads * (cfg.head_size + cfg.value_size)
     depth = cfg.mtp.depth if cfg.mtp is not None else 0
     flops = 2 * cfg.hidden * cfg.vocab_size * (1 + depth) + 4 * cfg.hidden * cfg.hidden * depth
     for _, layer in _blocks(cfg):
-        flops += projections + attention + _feed_forward_flops(cfg, layer)
+        flops += projections + _feed_forward_flops(cfg, layer)
+        flops += cfg.num_heads * (cfg.head_size + cfg.value_size) * _twice_the_keys(cfg, layer, seq_len, causal)
     return flops
+
+
+def _twice_the_keys(cfg: ModelConfig, layer: int, seq_len: int, causal: bool) -> int:
+    """Twice the number of keys that a query meets, on average over the sequence."""
+    is_windowed = cfg.attention.window is not None and layer in cfg.attention.window_layers
+    most = min(seq_len, cfg.attention.window) if is_windowed and cfg.attention.window is not None else seq_len
+    return (2 * most * seq_len - most * most) // seq_len if causal else 2 * most
 
 
 def _feed_forward_flops(cfg: ModelConfig, layer: int) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import nn
+from mindspore import nn, ops
 from numpy.typing import NDArray
 
 from ascend_moe_train.model.kernels.protocol import Kernels
@@ -22,14 +22,22 @@ def empty(*shape: int, is_trained: bool = True) -> ms.Parameter:
 
 
 class Linear(nn.Cell):
-    """x W^T without bias: (T, D) -> (T, F)."""
+    """x W^T, plus a bias if there is one: (T, D) -> (T, F)."""
 
-    def __init__(self, inner: int, outer: int, kernels: Kernels) -> None:
+    def __init__(self, inner: int, outer: int, kernels: Kernels, has_bias: bool = False) -> None:
         super().__init__()
         self.kernels = kernels
         self.weight = empty(outer, inner)
+        self.has_bias = has_bias
+        if has_bias:
+            self.bias = empty(outer)
 
     def construct(self, x_TD: Tensor) -> Tensor:
+        y_TF = self.product(x_TD)
+        return y_TF + ops.cast(self.bias, y_TF.dtype) if self.has_bias else y_TF
+
+    def product(self, x_TD: Tensor) -> Tensor:
+        """x W^T."""
         return self.kernels.matmul(x_TD, self.weight)
 
 
@@ -74,12 +82,12 @@ class FeedForward(nn.Cell):
 def initial_value(name: str, shape: tuple[int, ...], *, std: float, num_layers: int, seed: int) -> NDArray[np.float32]:
     """Weights to start from, a pure function of (seed, name), so that no layout or order changes them.
 
-    Norms are 1, biases 0. Matrices are normal with `std`; those that write into the residual stream are smaller by
-    sqrt(2 * num_layers) (Radford et al., 2019, section 2.3).
+    Norms are 1, biases and sinks 0. Matrices are normal with `std`; those that write into the residual stream are
+    smaller by sqrt(2 * num_layers) (Radford et al., 2019, section 2.3).
     """
     if "norm" in name:
         return np.ones(shape, np.float32)
-    if name.endswith("bias"):
+    if name.endswith(("bias", "sinks")):
         return np.zeros(shape, np.float32)
     generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
     into_residual = name.endswith((".out.weight", ".w2.weight", ".w2"))

@@ -50,6 +50,9 @@ class Router(nn.Cell):
         self.num_groups, self.top_groups = config.num_groups, config.top_groups
         self.best_of_each = 2 if config.groups_by == "best_two" else 1
         self.weight = empty(config.num_experts, hidden)
+        self.has_bias = config.router_bias
+        if self.has_bias:
+            self.bias = empty(config.num_experts)
         self.has_balance_bias = config.balance_bias_rate is not None
         if self.has_balance_bias:
             self.balance_bias = empty(config.num_experts, is_trained=False)
@@ -62,6 +65,8 @@ class Router(nn.Cell):
             amplitude = self.jitter * ops.cast(noise_seed >= 0, ms.float32)
             x_TD = x_TD * uniform_noise(x_TD.shape, noise_seed * 8191 + self.layer, amplitude)
         logits_TE = self.project(x_TD, self.weight)
+        if self.has_bias:
+            logits_TE = logits_TE + self.bias
         T = logits_TE.shape[0]
         score_TE, probability_TE = self.scores(logits_TE)
         expert_TK = self.choose(score_TE, T, K, E)

@@ -24,7 +24,7 @@ class Block(nn.Cell):
         super().__init__()
         self.attn_norm = RMSNorm(config.hidden, config.norm_eps, kernels)
         mla = config.attention.mla
-        self.attn = Attention(config, kernels) if mla is None else LatentAttention(config, mla, kernels)
+        self.attn = Attention(config, layer, kernels) if mla is None else LatentAttention(config, mla, kernels)
         self.ffn_norm = RMSNorm(config.hidden, config.norm_eps, kernels)
         self.is_moe = config.is_moe(layer)
         if config.moe is not None and self.is_moe:

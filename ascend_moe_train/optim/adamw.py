@@ -42,7 +42,7 @@ class AdamW(nn.Cell):
         self.weights = ms.ParameterTuple([parameter for _, parameter in weights])
         self.first = self._moments(weights, "first")
         self.second = self._moments(weights, "second")
-        self.decays = tuple(len(parameter.shape) > 1 for _, parameter in weights)
+        self.decays = tuple(len(parameter.shape) > 1 and not name.endswith("bias") for name, parameter in weights)
         self.betas = ms.Tensor(np.array([config.beta1, config.beta2, 1 - config.beta1, 1 - config.beta2], np.float32))
         self.keep = ms.Tensor(np.array([0, 1, 1, 0, 0, 1, 0, 0], np.float32))
         self.clip_norm = config.clip_norm if config.clip_norm is not None else math.inf

@@ -23,7 +23,14 @@ FOLDER = Path(__file__).parent.parent / "golden"
 HF_CASES = ("mixtral_tiny", "qwen3_moe_tiny")
 # Those whose every part the whole-model oracle knows, and all.
 ORACLE_CASES = (*HF_CASES, "llama_tiny", "qwen3_tiny", "olmoe_tiny")
-FAMILY_CASES = (*ORACLE_CASES, "deepseek_v2_tiny", "deepseek_v3_tiny", "deepseek_v3_mtp_tiny")
+FAMILY_CASES = (
+    *ORACLE_CASES,
+    "glm4_moe_tiny",
+    "gpt_oss_tiny",
+    "deepseek_v2_tiny",
+    "deepseek_v3_tiny",
+    "deepseek_v3_mtp_tiny",
+)
 # Endings of the tensors that are no parameters, and so have no gradient.
 BUFFERS = ("e_score_correction_bias",)
 

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from math import prod
 
 import pytest
@@ -12,7 +13,17 @@ from ascend_moe_train.model.counts import (
     parameters_by_part,
     training_flops_per_token,
 )
-from ascend_moe_train.presets import PRESETS, deepseek_v3, demo, qwen3_30b_a3b, tiny
+from ascend_moe_train.presets import (
+    PRESETS,
+    deepseek_v3,
+    demo,
+    glm_4_5,
+    glm_4_5_air,
+    gpt_oss_20b,
+    gpt_oss_120b,
+    qwen3_30b_a3b,
+    tiny,
+)
 
 # Everything that a count can depend on, once.
 EVERY_PART = ModelConfig(
@@ -31,7 +42,8 @@ EVERY_PART = ModelConfig(
 
 # Total: sums of the tensor sizes in the safetensors indexes of the models that the presets name. Active: the same sums
 # without the experts that a token does not meet; published as 12.9B, 39B, 3.3B, 22B and 1.3B (the model cards).
-# DeepSeek counts active ones without the embedding, 2.4B and 37B (arXiv 2405.04434, 2412.19437).
+# DeepSeek counts active ones without the embedding, 2.4B and 37B (arXiv 2405.04434, 2412.19437), so does OpenAI, 3.6B
+# and 5.1B (arXiv 2508.10925); GLM's are given as 32B and 12B (arXiv 2508.06471).
 PUBLISHED = {
     "llama3_8b": (8_030_261_248, 8_030_261_248),
     "qwen3_8b": (8_190_735_360, 8_190_735_360),
@@ -42,6 +54,10 @@ PUBLISHED = {
     "olmoe_1b_7b": (6_919_161_856, 1_282_017_280),
     "deepseek_v2_lite": (15_706_484_224, 2_661_150_208),
     "deepseek_v3": (671_026_404_352, 37_552_282_624),
+    "glm_4_5": (352_797_814_784, 33_632_251_904),
+    "glm_4_5_air": (106_852_245_504, 13_424_123_904),
+    "gpt_oss_20b": (20_914_757_184, 4_187_440_704),
+    "gpt_oss_120b": (116_829_156_672, 5_711_982_912),
 }
 
 
@@ -65,6 +81,30 @@ def test_deepseek_v3_as_its_files_hold_it() -> None:
     copies = 2 * whole.vocab_size * whole.hidden
     assert num_parameters(whole) + copies == 3_918_786_560 + 680_571_043_840
     assert len(buffer_shapes(whole)) == 58 + 1
+
+
+@pytest.mark.parametrize(
+    ("preset", "published"), [(glm_4_5, 358_337_791_296), (glm_4_5_air, 110_468_824_832)], ids=["355B", "106B"]
+)
+def test_glm_as_its_files_hold_it(preset: Callable[[], ModelConfig], published: int) -> None:
+    # Metadata of the safetensors of zai-org/GLM-4.5 and GLM-4.5-Air: with the biases, and with a block of multi-token
+    # prediction that repeats embedding and head.
+    whole = preset().model_copy(update={"mtp": MTPConfig(depth=1)})
+    biases = sum(prod(shape) for shape in buffer_shapes(whole).values())
+    assert num_parameters(whole) + biases + 2 * whole.vocab_size * whole.hidden == published
+
+
+@pytest.mark.parametrize(
+    ("preset", "billions"),
+    [(gpt_oss_20b, (19.12, 0.64, 1.16, 3.61)), (gpt_oss_120b, (114.71, 0.96, 1.16, 5.13))],
+    ids=["20b", "120b"],
+)
+def test_gpt_oss_by_part(preset: Callable[[], ModelConfig], billions: tuple[float, ...]) -> None:
+    # The model card (arXiv 2508.10925), table 1: MLP, attention, embedding and unembedding, active without embedding.
+    config, parts = preset(), parameters_by_part(preset())
+    active = num_active_parameters(config) - parts["embedding"]
+    found = (parts["experts"] + parts["routers"], parts["attention"], parts["embedding"] + parts["head"], active)
+    assert [round(number / 1e9, 2) for number in found] == pytest.approx(billions, abs=0.011)
 
 
 def test_shapes_of_every_part() -> None:

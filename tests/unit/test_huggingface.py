@@ -12,11 +12,15 @@ from ascend_moe_train.checkpoint.huggingface_config import model_config_from_hf
 from ascend_moe_train.checkpoint.huggingface_families import FAMILIES
 from ascend_moe_train.checkpoint.huggingface_names import LAYOUTS
 from ascend_moe_train.errors import CheckpointError, ConfigError
-from ascend_moe_train.model.config import ModelConfig, MoEConfig, MTPConfig
+from ascend_moe_train.model.config import AttentionConfig, ModelConfig, MoEConfig, MTPConfig
 from ascend_moe_train.model.counts import parameter_shapes
 from ascend_moe_train.presets import (
     deepseek_v2_lite,
     deepseek_v3,
+    glm_4_5,
+    glm_4_5_air,
+    gpt_oss_20b,
+    gpt_oss_120b,
     llama3_8b,
     mixtral_8x7b,
     olmoe_1b_7b,
@@ -27,6 +31,9 @@ from tests.oracle.golden import FAMILY_CASES, golden, read_tensors
 from tests.published_configs import (
     DEEPSEEK_V2_LITE,
     DEEPSEEK_V3,
+    GLM_4_5,
+    GLM_4_5_AIR,
+    GPT_OSS_20B,
     LLAMA,
     MIXTRAL,
     OLMOE,
@@ -46,6 +53,16 @@ def test_published_configs_are_the_presets() -> None:
     said_elsewhere = {"aux_loss_alpha": 0.0001, "num_nextn_predict_layers": 0}
     assert model_config_from_hf(DEEPSEEK_V3 | said_elsewhere) == deepseek_v3()
     assert model_config_from_hf(DEEPSEEK_V3).mtp == MTPConfig(depth=1, loss_coef=0.3)
+    assert model_config_from_hf(GLM_4_5 | said_elsewhere) == glm_4_5()
+    assert model_config_from_hf(GLM_4_5_AIR | said_elsewhere) == glm_4_5_air()
+    assert model_config_from_hf(GPT_OSS_20B) == gpt_oss_20b()
+
+
+def test_gpt_oss_by_default_is_the_larger_one() -> None:
+    bare = {"model_type": "gpt_oss"} | {key: GPT_OSS_20B[key] for key in ("vocab_size", "hidden_size")}
+    sizes = {"num_hidden_layers": 36, "num_local_experts": 128, "intermediate_size": 2880, "num_attention_heads": 64}
+    rest = {"num_key_value_heads": 8, "num_experts_per_tok": 4, "router_aux_loss_coef": 0.9}
+    assert model_config_from_hf(bare | sizes | rest) == gpt_oss_120b()
 
 
 def test_defaults_are_those_of_the_family() -> None:
@@ -194,6 +211,10 @@ def random_tensors(cfg: ModelConfig) -> dict[str, Array]:
 CONFIGS: dict[str, ModelConfig] = {
     "mixtral": small(),
     "split": small(qk_norm="head", head_dim=6, moe=MoEConfig(num_experts=3, top_k=2, ffn=5, dense_layers=(1,))),
+    "gpt_oss": small(
+        attention=AttentionConfig(bias="all", sinks=True),
+        moe=MoEConfig(num_experts=3, top_k=2, ffn=5, router_bias=True, expert_bias=True),
+    ),
     "fused": small(tie_embeddings=True, moe=MoEConfig(num_experts=3, top_k=2, ffn=5, dense_layers=(0,))),
 }
 

@@ -33,6 +33,13 @@ def _exclusive_cumsum(x_E: Tensor) -> Tensor:
     return ops.cumsum(x_E, 0) - x_E
 
 
+def _expert_of_row(num_rows: int, counts_E: Tensor) -> Tensor:
+    """Expert of each row of the buffer, E for rows that are empty: (R,)."""
+    row_R1 = ops.expand_dims(numbers(num_rows), 1)
+    past_RE = ops.cast(row_R1 >= ops.expand_dims(ops.cumsum(counts_E, 0), 0), ms.int32)
+    return ops.cast(ops.sum(past_RE, 1), ms.int32)
+
+
 class PortableKernels:
     """Reference implementation of `protocol.Kernels`."""
 
@@ -90,6 +97,13 @@ class PortableKernels:
         gate = h_RF[..., :half]
         return gate * ops.sigmoid(gate) * h_RF[..., half:]
 
+    def clamped_swiglu(self, h_RF: Tensor, alpha: float, limit: float) -> Tensor:
+        half = h_RF.shape[-1] // 2
+        highest = ops.full_like(h_RF[..., :half], limit)
+        gate = ops.minimum(h_RF[..., :half], highest)
+        up = ops.maximum(ops.minimum(h_RF[..., half:], highest), -highest)
+        return (up + 1.0) * gate * ops.sigmoid(alpha * gate)
+
     def sort_by_expert(
         self, expert_TK: Tensor, gate_TK: Tensor, num_experts: int, capacity: int | None, by_probability: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -142,9 +156,8 @@ class PortableKernels:
         Q = R // M + E
         blocks_E = (counts_E + (M - 1)) // M
         first_block_E = _exclusive_cumsum(blocks_E)
-        last_row_E = ops.cumsum(counts_E, 0)
         row_R = numbers(R)
-        expert_R = ops.sum(ops.cast(ops.expand_dims(row_R, 1) >= ops.expand_dims(last_row_E, 0), ms.int32), 1)
+        expert_R = _expert_of_row(R, counts_E)
         inside_R = ops.cast(expert_R < E, ms.int32)
         expert_R = ops.cast(ops.minimum(expert_R, ops.full_like(expert_R, E - 1)), ms.int32)
         shift_E = ops.cast(first_block_E * M - _exclusive_cumsum(counts_E), ms.int32)
@@ -159,6 +172,10 @@ class PortableKernels:
         y_QMF = ops.BatchMatMul()(x_QMD, ops.gather(w_EDF, expert_Q, 0))
         y_padded = ops.concat((ops.reshape(y_QMF, (Q * M, F)), ops.zeros((1, F), x_RD.dtype)), 0)
         return ops.gather(y_padded, place_R, 0)
+
+    def add_by_expert(self, x_RF: Tensor, b_EF: Tensor, counts_E: Tensor) -> Tensor:
+        expert_R = _expert_of_row(x_RF.shape[0], counts_E)
+        return x_RF + ops.gather(ops.concat((b_EF, ops.zeros_like(b_EF[:1])), 0), expert_R, 0)
 
     def cross_entropy(self, logits_TV: Tensor, target_T: Tensor) -> Tensor:
         counted_T = target_T >= 0

@@ -51,6 +51,10 @@ class Kernels(Protocol):
     def swiglu(self, h_RF: Tensor) -> Tensor:
         """silu(first half) * second half of the columns: (R, 2F) -> (R, F)."""
 
+    def clamped_swiglu(self, h_RF: Tensor, alpha: float, limit: float) -> Tensor:
+        """(u + 1) * g * sigmoid(alpha * g): (R, 2F) -> (R, F), where g is the first half of the columns, at most
+        `limit`, and u the second, within [-limit, limit]."""
+
     def sort_by_expert(
         self, expert_TK: Tensor, gate_TK: Tensor, num_experts: int, capacity: int | None, by_probability: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -70,6 +74,9 @@ class Kernels(Protocol):
 
     def grouped_matmul(self, x_RD: Tensor, w_EDF: Tensor, counts_E: Tensor) -> Tensor:
         """Multiply consecutive blocks of counts_E rows by their expert's weight: -> (R, F), empty rows are zero."""
+
+    def add_by_expert(self, x_RF: Tensor, b_EF: Tensor, counts_E: Tensor) -> Tensor:
+        """Add to consecutive blocks of counts_E rows the bias of their expert: -> (R, F), empty rows stay."""
 
     def cross_entropy(self, logits_TV: Tensor, target_T: Tensor) -> Tensor:
         """-log softmax(logits)[target] per token, 0 where the target is -1: -> (T,)."""

@@ -58,6 +58,9 @@ class RoundedKernels:
     def swiglu(self, h_RF: Tensor) -> Tensor:
         return self._narrow(self.base.swiglu(self._wide(h_RF)))
 
+    def clamped_swiglu(self, h_RF: Tensor, alpha: float, limit: float) -> Tensor:
+        return self._narrow(self.base.clamped_swiglu(self._wide(h_RF), alpha, limit))
+
     def sort_by_expert(
         self, expert_TK: Tensor, gate_TK: Tensor, num_experts: int, capacity: int | None, by_probability: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -71,6 +74,9 @@ class RoundedKernels:
 
     def grouped_matmul(self, x_RD: Tensor, w_EDF: Tensor, counts_E: Tensor) -> Tensor:
         return self._narrow(self.base.grouped_matmul(self._wide(x_RD), self._wide(w_EDF), counts_E))
+
+    def add_by_expert(self, x_RF: Tensor, b_EF: Tensor, counts_E: Tensor) -> Tensor:
+        return self._narrow(self.base.add_by_expert(self._wide(x_RF), self._wide(b_EF), counts_E))
 
     def cross_entropy(self, logits_TV: Tensor, target_T: Tensor) -> Tensor:
         return self.base.cross_entropy(ops.cast(logits_TV, ms.float32), target_T)
