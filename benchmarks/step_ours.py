@@ -7,7 +7,9 @@ import statistics
 import sys
 import time
 
+# read while MindSpore is imported: see ascend_moe_train/cli/environment.py
 os.environ.setdefault("GLOG_v", "3")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import math
 

@@ -1,6 +1,11 @@
 """What several tests share."""
 
+import os
 from pathlib import Path
+
+# read while MindSpore is imported: see ascend_moe_train/cli/environment.py
+os.environ.setdefault("GLOG_v", "3")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 

@@ -204,9 +204,9 @@ def _working(stage: str, *, silent: bool) -> Iterator["Progress"]:
 
 
 def _logits_check(**sides: Any) -> Any:
-    from ascend_moe_train.cli.quiet import quiet_mindspore
+    from ascend_moe_train.cli.environment import prepare_environment
 
-    quiet_mindspore()
+    prepare_environment()
     from ascend_moe_train.train.verify_logits import logits_check
 
     return logits_check(**sides)

@@ -34,12 +34,12 @@ def command(
     as_json: bool,
 ) -> None:
     """Sample text from a checkpoint."""
-    from ascend_moe_train.cli.quiet import quiet_mindspore
+    from ascend_moe_train.cli.environment import prepare_environment
 
     text = _prompt_text(prompt)
     if out is not None:
         _check_out(out)
-    quiet_mindspore()
+    prepare_environment()
     from ascend_moe_train.train.generate import Sampling, load_generator, text_pieces
     from ascend_moe_train.train.metrics import replace_file
 

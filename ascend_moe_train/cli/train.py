@@ -13,12 +13,12 @@ from ascend_moe_train.cli.config import OVERRIDES, RUN_FILE
 @click.option("--json", "as_json", is_flag=True, help="Print records as JSON lines instead of a table.")
 def command(run_yaml: Path, overrides: tuple[str, ...], as_json: bool) -> int:
     """Train the model of RUN_YAML; the same command continues a run that was interrupted."""
-    from ascend_moe_train.cli.quiet import quiet_mindspore
+    from ascend_moe_train.cli.environment import prepare_environment
     from ascend_moe_train.config import load_run
     from ascend_moe_train.train.stop import StopRequest
 
     config = load_run(run_yaml, overrides)
-    quiet_mindspore()
+    prepare_environment()
     with StopRequest() as stop:
         from ascend_moe_train.train.json_view import JsonView
         from ascend_moe_train.train.live import LiveView
