@@ -25,7 +25,7 @@ class Converted:
     """What a conversion did, all of it verified. `experts` is their number in a layer, 0 for a dense model."""
 
     out: Path
-    model_type: str
+    model_type: str | None
     tensors_read: int
     tensors_written: int
     experts: int
@@ -40,7 +40,7 @@ class Converted:
 def summary(
     out: Path,
     model: ModelConfig,
-    model_type: str,
+    model_type: str | None,
     *,
     read: Sequence[int],
     written: Sequence[int],

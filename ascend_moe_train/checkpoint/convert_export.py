@@ -3,44 +3,32 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ascend_moe_train.checkpoint import layout, store
+from ascend_moe_train.checkpoint import layout
 from ascend_moe_train.checkpoint.convert import Check, Converted, check_lines, num_workers, summary
+from ascend_moe_train.checkpoint.convert_source import CheckpointSource, VerifiedTensor, open_source
 from ascend_moe_train.checkpoint.convert_target import DTYPES, ExportOptions, Target, target_of
 from ascend_moe_train.checkpoint.converted import CARRIED, MODEL, PADDING, VOCABULARY_TENSORS
 from ascend_moe_train.checkpoint.files import write_synced
 from ascend_moe_train.checkpoint.huggingface import Entry, check_shapes, contiguous, name_table, split_block
 from ascend_moe_train.checkpoint.huggingface_folder import INDEX, SINGLE
 from ascend_moe_train.checkpoint.huggingface_weights import FLOATS, check_finite
-from ascend_moe_train.checkpoint.layout import FileLayout, Manifest, TensorSpec
+from ascend_moe_train.checkpoint.layout import FileLayout, TensorSpec
 from ascend_moe_train.checkpoint.resumable import Journal, fingerprint, refuse_existing, resumable_folder
 from ascend_moe_train.checkpoint.safetensors_stream import (
     Array,
-    Place,
     raw_dtype,
-    read_header,
-    read_pieces,
-    read_tensor,
 )
 from ascend_moe_train.checkpoint.stream_output import Chunk, Crc32, Job, Output, Progress
 from ascend_moe_train.errors import CheckpointError
 from ascend_moe_train.model.counts import buffer_shapes
 
 MAX_SHARD_BYTES = 5 * 10**9
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Source:
-    """The checkpoint's tensors: where they lie, and their checksums."""
-
-    path: Path
-    manifest: Manifest
-    places: Mapping[str, Place]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +77,7 @@ def export_folder(
         CheckpointError, ConfigError: see `import_folder`. There is no `out` then.
     """
     refuse_existing(out)
-    source = _open(checkpoint)
+    source = open_source(checkpoint)
     target = target_of(source.path, source.manifest, options)
     entries = name_table(target.model, target.layout)
     _check(source, entries)
@@ -124,14 +112,7 @@ def export_folder(
     )
 
 
-def _open(checkpoint: Path) -> _Source:
-    path = store.find(checkpoint)
-    manifest = store.read_manifest(path)
-    places = {name: place for file in manifest.by_file() for name, place in read_header(path / file).items()}
-    return _Source(path=path, manifest=manifest, places=places)
-
-
-def _check(source: _Source, entries: list[Entry]) -> None:
+def _check(source: CheckpointSource, entries: list[Entry]) -> None:
     weights = {name: entry for name, entry in source.manifest.tensors.items() if name.startswith(MODEL)}
     check_shapes(
         {name.removeprefix(MODEL): entry.shape for name, entry in weights.items()},
@@ -143,7 +124,9 @@ def _check(source: _Source, entries: list[Entry]) -> None:
             raise CheckpointError(f"{source.path}: tensor {name} is {entry.dtype}; allowed: {', '.join(FLOATS)}")
 
 
-def _writing(source: _Source, target: Target, entries: list[Entry], dtype: str | None, *, finite: bool) -> _Writing:
+def _writing(
+    source: CheckpointSource, target: Target, entries: list[Entry], dtype: str | None, *, finite: bool
+) -> _Writing:
     """Their tensors in the order of the layers and experts, with what repeats them beside them."""
     copies: dict[str, tuple[str, ...]] = {}
     for copy, original in target.copies.items():
@@ -211,52 +194,11 @@ def _file_layout(specs: Mapping[str, TensorSpec]) -> FileLayout:
     )
 
 
-class _Verified:
-    """One of our tensors, read in order; at the end its checksum is that of the manifest."""
-
-    def __init__(self, source: _Source, name: str) -> None:
-        self._name, self._entry = name, source.manifest.tensors[name]
-        self._place = source.places[name]
-        self._offset_bytes = self._place.start_bytes
-        self._digest = hashlib.sha256()
-
-    @property
-    def dtype(self) -> str:
-        """As stored."""
-        return self._place.dtype
-
-    def block(self, shape: tuple[int, ...]) -> Array:
-        """The next so many items."""
-        data = read_tensor(self._next(shape), self._name)
-        self._digest.update(data.data)
-        return data
-
-    def pieces(self, shape: tuple[int, ...]) -> Iterator[Array]:
-        """The next so many items, flat."""
-        for piece in read_pieces(self._next(shape), self._name):
-            self._digest.update(piece.data)
-            yield piece
-
-    def check(self) -> None:
-        """Raises CheckpointError if the tensor is damaged or was not read to its end."""
-        if self._offset_bytes != self._place.start_bytes + self._place.size_bytes:
-            raise CheckpointError(f"{self._place.path}: tensor {self._name!r}: not all of it was read")
-        if self._digest.hexdigest() != self._entry.sha256:
-            raise CheckpointError(
-                f"{self._place.path}: tensor {self._name!r}: sha256 does not match the manifest: damaged"
-            )
-
-    def _next(self, shape: tuple[int, ...]) -> Place:
-        place = replace(self._place, shape=shape, start_bytes=self._offset_bytes)
-        self._offset_bytes += place.size_bytes
-        return place
-
-
-def _job(entry: Entry, source: _Source, target: Target, writing: _Writing) -> Job:
+def _job(entry: Entry, source: CheckpointSource, target: Target, writing: _Writing) -> Job:
     names = [name for piece in entry.pieces for name in piece.names]
 
     def chunks() -> Iterator[Chunk]:
-        tensor = _Verified(source, MODEL + entry.ours)
+        tensor = VerifiedTensor(source, MODEL + entry.ours)
         yield from (_verbatim if entry.verbatim else _rearranged)(entry, tensor, writing)
         tensor.check()
         if entry.ours in VOCABULARY_TENSORS:
@@ -266,14 +208,14 @@ def _job(entry: Entry, source: _Source, target: Target, writing: _Writing) -> Jo
     return Job(tensors=tensors, chunks=chunks)
 
 
-def _verbatim(entry: Entry, tensor: _Verified, writing: _Writing) -> Iterator[Chunk]:
+def _verbatim(entry: Entry, tensor: VerifiedTensor, writing: _Writing) -> Iterator[Chunk]:
     for index in range(entry.num_blocks):
         for part in entry.sources(index):
             for piece in tensor.pieces(part.shape):
                 yield from writing.chunks(part.name, piece, tensor.dtype)
 
 
-def _rearranged(entry: Entry, tensor: _Verified, writing: _Writing) -> Iterator[Chunk]:
+def _rearranged(entry: Entry, tensor: VerifiedTensor, writing: _Writing) -> Iterator[Chunk]:
     for index in range(entry.num_blocks):
         block = tensor.block(entry.shape[1:] if entry.stacked else entry.shape)
         parts = entry.sources(index)
@@ -283,13 +225,13 @@ def _rearranged(entry: Entry, tensor: _Verified, writing: _Writing) -> Iterator[
             yield from writing.chunks(part.name, data, tensor.dtype)
 
 
-def _padding(entry: Entry, source: _Source, target: Target, writing: _Writing) -> Iterator[Chunk]:
+def _padding(entry: Entry, source: CheckpointSource, target: Target, writing: _Writing) -> Iterator[Chunk]:
     """The rows beyond the vocabulary: those that were there, else zeros."""
     name, rows = entry.sources(0)[0].name, target.rows - entry.shape[0]
     dtype = source.manifest.tensors[MODEL + entry.ours].dtype
     kept = source.places.get(PADDING + entry.ours)
     if kept is not None and kept.shape == (rows, *entry.shape[1:]):
-        tensor = _Verified(source, PADDING + entry.ours)
+        tensor = VerifiedTensor(source, PADDING + entry.ours)
         for piece in tensor.pieces(kept.shape):
             yield from writing.chunks(name, piece, tensor.dtype)
         tensor.check()
@@ -299,11 +241,11 @@ def _padding(entry: Entry, source: _Source, target: Target, writing: _Writing) -
         yield from writing.chunks(name, row, dtype)
 
 
-def _carried_job(name: str, source: _Source, writing: _Writing) -> Job:
+def _carried_job(name: str, source: CheckpointSource, writing: _Writing) -> Job:
     theirs = name.removeprefix(CARRIED)
 
     def chunks() -> Iterator[Chunk]:
-        tensor = _Verified(source, name)
+        tensor = VerifiedTensor(source, name)
         for piece in tensor.pieces(source.places[name].shape):
             yield from writing.chunks(theirs, piece, tensor.dtype)
         tensor.check()
@@ -318,7 +260,7 @@ def _write_rest(journal: Journal, extras: Mapping[str, bytes], index: Mapping[st
         write_synced(journal.folder / INDEX, (json.dumps(index, indent=2) + "\n").encode())
 
 
-def _notes(source: _Source, target: Target) -> Iterator[str]:
+def _notes(source: CheckpointSource, target: Target) -> Iterator[str]:
     others = [name for name in source.places if not name.startswith((MODEL, PADDING, CARRIED))]
     if others:
         yield f"{len(others)} tensors of the training state are not part of a model: left out"

@@ -1,6 +1,5 @@
 """A Hugging Face folder as a checkpoint of ours. Pure."""
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from ascend_moe_train.checkpoint import layout
-from ascend_moe_train.checkpoint.convert import Check, Converted, check_lines, num_workers, summary
+from ascend_moe_train.checkpoint.convert import Check, Converted, check_lines, summary
+from ascend_moe_train.checkpoint.convert_write import Contents, write_checkpoint
 from ascend_moe_train.checkpoint.converted import (
     CARRIED,
     MODEL,
@@ -17,7 +17,6 @@ from ascend_moe_train.checkpoint.converted import (
     Origin,
     converted_meta,
 )
-from ascend_moe_train.checkpoint.files import naming, sync_folder, write_synced
 from ascend_moe_train.checkpoint.huggingface import (
     CONSTANT_ENDINGS,
     Entry,
@@ -33,8 +32,8 @@ from ascend_moe_train.checkpoint.huggingface_folder import HuggingFaceFolder, op
 from ascend_moe_train.checkpoint.huggingface_names import repeated
 from ascend_moe_train.checkpoint.huggingface_weights import FLOATS, Ledger, PlainWeight, Weight, weights_of
 from ascend_moe_train.checkpoint.layout import TensorSpec
-from ascend_moe_train.checkpoint.resumable import Journal, fingerprint, refuse_existing, resumable_folder
-from ascend_moe_train.checkpoint.stream_output import Chunk, Job, Output, Progress
+from ascend_moe_train.checkpoint.resumable import refuse_existing
+from ascend_moe_train.checkpoint.stream_output import Chunk, Job, Progress
 from ascend_moe_train.errors import CheckpointError, ConfigError
 from ascend_moe_train.model.config import ModelConfig
 
@@ -45,10 +44,8 @@ class _Plan:
 
     model: ModelConfig
     origin: Origin
-    specs: Mapping[str, TensorSpec]
-    jobs: tuple[Job, ...]
+    contents: Contents
     stored: Mapping[str, tuple[str, ...]]
-    largest_block_bytes: int
 
 
 def import_folder(
@@ -80,31 +77,22 @@ def import_folder(
     folder = open_folder(source)
     ledger = Ledger(folder.places)
     plan = _plan(folder, weights_of(folder, ledger, finite=not allow_nonfinite), ledger, vocab_size)
-    groups = layout.plan_files(plan.specs, max_file_bytes)
-    files = {file: layout.file_layout({name: plan.specs[name] for name in names}) for file, names in groups.items()}
-    sizes = {name: spec.size_bytes for name, spec in plan.specs.items()}
-    made_from = fingerprint(
-        "import",
-        [[file, hashlib.sha256(made.header).hexdigest()] for file, made in files.items()],
-        [[name, *_facts(folder, name)] for name in folder.places],
-        allow_nonfinite,
+    files = write_checkpoint(
+        out,
+        plan.contents,
+        made_from=["import", [[name, *_facts(folder, name)] for name in folder.places], allow_nonfinite],
+        max_file_bytes=max_file_bytes,
+        progress=progress,
+        done=lambda before: ledger.check(unread={name for tensor in before for name in plan.stored[tensor]}),
+        check=check,
     )
-    with resumable_folder(out, made_from) as journal:
-        output = Output(journal, files, sizes, hashlib.sha256, progress)
-        reused = output.reuse()
-        again = {name for tensor in output.digests for name in plan.stored[tensor]}
-        output.run(plan.jobs, num_workers(plan.largest_block_bytes))
-        ledger.check(unread=again)
-        _write_manifest(journal, plan, groups, output.digests, folder.extras)
-        if check is not None:
-            check(journal.folder)
     return summary(
         out,
         plan.model,
         plan.origin.model_type,
         read=[place.size_bytes for place in folder.places.values()],
-        written=list(sizes.values()),
-        files=(len(files), reused),
+        written=list(plan.contents.sizes_bytes.values()),
+        files=files,
         notes=_notes(plan, folder),
     )
 
@@ -126,20 +114,21 @@ def _plan(folder: HuggingFaceFolder, weights: Mapping[str, Weight], ledger: Ledg
     specs = {MODEL + entry.ours: _spec(entry.shape, body[entry.sources(0)[0].name].dtype) for entry in entries}
     specs |= {name: _spec(weight.shape, weight.dtype) for name, weight in carried.items()}
     blocks = [specs[MODEL + entry.ours].size_bytes // entry.num_blocks for entry in entries if not entry.verbatim]
-    return _Plan(
-        model=model,
-        origin=Origin(
-            model_type=folder.config["model_type"],
-            layout=name_layout,
-            decoded=any(len(weight.stored) > 1 for weight in body.values()),
-            tied_copies=tuple(copies),
-            padded_vocab_size=padded,
-        ),
+    origin = Origin(
+        model_type=folder.config["model_type"],
+        layout=name_layout,
+        decoded=any(len(weight.stored) > 1 for weight in body.values()),
+        tied_copies=tuple(copies),
+        padded_vocab_size=padded,
+    )
+    contents = Contents(
         specs=specs,
-        jobs=tuple(jobs),
-        stored=stored,
+        jobs=jobs,
+        meta=converted_meta(model, origin),
+        extras=folder.extras,
         largest_block_bytes=max(blocks, default=0),
     )
+    return _Plan(model=model, origin=origin, contents=contents, stored=stored)
 
 
 def _model(folder: HuggingFaceFolder, vocab_size: int | None) -> ModelConfig:
@@ -261,35 +250,6 @@ def _facts(folder: HuggingFaceFolder, name: str) -> tuple[object, ...]:
     place = folder.places[name]
     stamp = place.stamp
     return (str(place.path), stamp.size_bytes, stamp.changed_ns, place.dtype, place.shape, place.start_bytes)
-
-
-def _write_manifest(
-    journal: Journal,
-    plan: _Plan,
-    groups: Mapping[str, list[str]],
-    digests: Mapping[str, str],
-    extras: Mapping[str, bytes],
-) -> None:
-    folder = journal.folder / layout.EXTRAS_FOLDER
-    with naming("create", folder):
-        folder.mkdir()
-    for name, data in extras.items():
-        write_synced(folder / name, data)
-    sync_folder(folder)
-    manifest = layout.Manifest(
-        step=0,
-        tensors={
-            name: layout.TensorEntry(**plan.specs[name].model_dump(), file=file, sha256=digests[name])
-            for file, names in groups.items()
-            for name in names
-        },
-        extras={
-            name: layout.ExtraFile(size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-            for name, data in extras.items()
-        },
-        meta=converted_meta(plan.model, plan.origin),
-    )
-    write_synced(journal.folder / layout.MANIFEST_NAME, layout.dump_manifest(manifest))
 
 
 def _notes(plan: _Plan, folder: HuggingFaceFolder) -> Iterator[str]:

@@ -14,6 +14,7 @@ from ascend_moe_train.checkpoint.huggingface_folder import CONFIG, dump_config, 
 from ascend_moe_train.checkpoint.huggingface_names import repeated
 from ascend_moe_train.checkpoint.huggingface_write import family_of, with_dtype, write_config
 from ascend_moe_train.checkpoint.layout import MANIFEST_NAME, Manifest
+from ascend_moe_train.checkpoint.starting import started_from
 from ascend_moe_train.errors import CheckpointError, ConfigError
 from ascend_moe_train.model.config import ModelConfig
 
@@ -57,17 +58,18 @@ def target_of(path: Path, manifest: Manifest, options: ExportOptions) -> Target:
         CheckpointError, ConfigError: it holds no model, its model is not that of `like`, or no family computes it.
     """
     meta = model_meta(manifest.meta, str(path / MANIFEST_NAME))
-    base, extras, origin = _base(path, manifest, meta.origin, options.like)
-    rows = _rows(meta.model, manifest, base, origin, options)
+    like = options.like or _start(path, manifest)
+    base, extras, origin = _base(path, manifest, meta.origin, like)
+    rows = _rows(meta.model, manifest, base, origin, options, like)
     wanted = meta.model.model_copy(update={"vocab_size": rows})
     model_type = options.model_type or (base["model_type"] if base else family_of(wanted))
     config = base
-    if not base or model_type != base["model_type"] or not _fits(wanted, base, origin, rows, options.like):
+    if not base or model_type != base["model_type"] or not _fits(wanted, base, origin, rows, like):
         config = write_config(wanted, model_type, base)
     if not base:
         config = _positions(manifest) | config
     dtype = DTYPES[options.dtype][0] if options.dtype is not None else _dtype_of(manifest)
-    as_before = base and options.dtype is None and options.like is None
+    as_before = base and options.dtype is None and like is None
     if not as_before or (origin is not None and origin.decoded):
         config = with_dtype(config, next(theirs for ours, theirs in DTYPES.values() if ours == dtype))
     same = config == base and CONFIG in extras
@@ -80,6 +82,14 @@ def target_of(path: Path, manifest: Manifest, options: ExportOptions) -> Target:
         copies=_copies(meta.model, origin) if origin is not None and kept else {},
         extras={**options.extras, **extras, CONFIG: extras[CONFIG] if same else dump_config(config)},
     )
+
+
+def _start(path: Path, manifest: Manifest) -> Path | None:
+    """The checkpoint that a run started from, if it came from a Hugging Face folder and this one has nothing of it."""
+    record = started_from(manifest.meta, path)
+    if manifest.extras or record is None or not (Path(record.path) / MANIFEST_NAME).exists():
+        return None
+    return Path(record.path) if CONFIG in store.read_manifest(Path(record.path)).extras else None
 
 
 def _base(
@@ -100,7 +110,12 @@ def _base(
 
 
 def _rows(
-    model: ModelConfig, manifest: Manifest, base: Mapping[str, Any], origin: Origin | None, options: ExportOptions
+    model: ModelConfig,
+    manifest: Manifest,
+    base: Mapping[str, Any],
+    origin: Origin | None,
+    options: ExportOptions,
+    like: Path | None,
 ) -> int:
     """Rows of embedding and head: as asked for, as they were, or as the other folder says."""
     if options.vocab_size is not None:

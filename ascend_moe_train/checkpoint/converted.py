@@ -59,7 +59,8 @@ def model_meta(meta: Mapping[str, Any], where: str) -> ModelMeta:
     """
     if "config" in meta:
         config = meta["config"]
-        content: object = {"model": config.get("model") if isinstance(config, dict) else None}
+        model = config.get("model") if isinstance(config, dict) else None
+        content: object = {"model": model, "origin": meta.get("origin")}
         key = "meta.config"
     else:
         content, key = meta, "meta"

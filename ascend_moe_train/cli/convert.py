@@ -108,6 +108,47 @@ def export_command(
     _show(converted, as_json=as_json)
 
 
+@command.command("resize")
+@click.argument("checkpoint", type=_PATH)
+@click.argument("out", type=_PATH)
+@click.option("--vocab-size", required=True, type=click.IntRange(1, 2**31), metavar="N", help="Rows to have.")
+@_JSON
+def resize_command(checkpoint: Path, out: Path, vocab_size: int, as_json: bool) -> None:
+    """Make OUT of CHECKPOINT with another vocabulary: rows are cut, or added as the mean of the old ones."""
+    from ascend_moe_train.checkpoint.derive import resize_vocabulary
+
+    with _working("resizing", silent=as_json) as progress:
+        converted = resize_vocabulary(checkpoint, out, vocab_size=vocab_size, progress=progress)
+    _show(converted, as_json=as_json)
+
+
+@command.command("upcycle")
+@click.argument("checkpoint", type=_PATH)
+@click.argument("out", type=_PATH)
+@click.option(
+    "--experts", "num_experts", required=True, type=click.IntRange(2, 4096), metavar="E", help="In each layer."
+)
+@click.option("--top-k", required=True, type=click.IntRange(1), metavar="K", help="Experts per token.")
+@click.option("--noise", default=0.0, show_default=True, type=click.FloatRange(0, 1), help="How much copies differ.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of routers and noise.")
+@_JSON
+def upcycle_command(
+    checkpoint: Path, out: Path, num_experts: int, top_k: int, noise: float, seed: int, as_json: bool
+) -> None:
+    """Make a Mixture of Experts OUT of the dense CHECKPOINT: each expert is a copy of the feed-forward.
+
+    Without --noise its first logits are those of the dense model. With it, each number of a copy changes by a random
+    one of this share of its tensor's spread.
+    """
+    from ascend_moe_train.checkpoint.derive import upcycle
+
+    with _working("upcycling", silent=as_json) as progress:
+        converted = upcycle(
+            checkpoint, out, num_experts=num_experts, top_k=top_k, noise=noise, seed=seed, progress=progress
+        )
+    _show(converted, as_json=as_json)
+
+
 @command.command("inspect")
 @click.argument("path", type=_PATH)
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
@@ -171,7 +212,7 @@ def _show(converted: "Converted", *, as_json: bool) -> None:
     experts = f", {converted.experts} experts in each of {converted.moe_layers} layers" if converted.experts else ""
     reused = f" ({converted.files_reused} from before the interruption)" if converted.files_reused else ""
     click.echo(
-        f"{converted.out}: {converted.model_type}, {converted.tensors_read:,} tensors "
+        f"{converted.out}: {converted.model_type or 'no family'}, {converted.tensors_read:,} tensors "
         f"({format_bytes(converted.bytes_read)}) read, {converted.tensors_written:,} "
         f"({format_bytes(converted.bytes_written)}) written in {converted.files} files{reused} and read back{experts}."
     )
