@@ -42,11 +42,10 @@ class Attention(nn.Cell):
         B, S = segment_BS.shape
         H, G, Z = self.num_heads, self.num_kv_heads, self.head_size
         qkv = self.qkv(x_TD)
-        q, k = qkv[:, : self.q_size], qkv[:, self.q_size : self.q_size + self.kv_size]
+        q, k, v = self.kernels.split(qkv, (self.q_size, self.kv_size, self.kv_size))
         if self.norms_all:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = ops.reshape(q, (B, S, H, Z)), ops.reshape(k, (B, S, G, Z))
-        v = ops.reshape(qkv[:, self.q_size + self.kv_size :], (B, S, G, Z))
+        q, k, v = ops.reshape(q, (B, S, H, Z)), ops.reshape(k, (B, S, G, Z)), ops.reshape(v, (B, S, G, Z))
         if self.norms_heads:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = self.rotate(q, cos_BSZ, sin_BSZ), self.rotate(k, cos_BSZ, sin_BSZ)
