@@ -301,15 +301,17 @@ class JsonlWriter:
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.exists():
                 _keep_before(path, first_step)
-            self._file = path.open("ab")
+            # unbuffered, so that nothing is left to fail when the file is closed on a full disk
+            self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise MetricsError(f"{path}: {error.strerror or error}") from None
 
     def write(self, record: Record) -> None:
         """Appends one record."""
+        rest = to_json_line(record)
         try:
-            self._file.write(to_json_line(record))
-            self._file.flush()
+            while rest:
+                rest = rest[self._file.write(rest) :]
         except OSError as error:
             raise MetricsError(f"{self._path}: {error.strerror or error}") from None
 

@@ -16,7 +16,7 @@ class StopRequest:
     def __init__(self) -> None:
         self.signal_number: int | None = None
         self._before: dict[int, Any] = {}
-        self._blocked_before: set[signal.Signals] = set()
+        self._blocked_before: set[int] = set()
 
     def is_made(self) -> bool:
         """Whether a signal has arrived by now; `signal_number` is which."""

@@ -1,12 +1,15 @@
 """TensorBoard event files of a run, written with the `tensorboard` package alone. Pure."""
 
+import os
+import socket
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from ascend_moe_train.errors import MetricsError
 from ascend_moe_train.train.metrics import EvalRecord, Record, StepRecord
@@ -16,25 +19,37 @@ class TensorBoardWriter:
     """Writes one event file into `folder`; a resumed run adds another.
 
     `first_step` is the first step that this process records: TensorBoard then forgets what an earlier process wrote
-    for that step and later ones. Raises MetricsError when the folder cannot be written.
+    for that step and later ones. Events are written at once, not in a thread as by tensorboard's own EventFileWriter,
+    whose thread dies of a full disk. Raises MetricsError when they cannot be written.
     """
 
     def __init__(self, folder: Path, *, first_step: int) -> None:
+        # TensorBoard reads the files of a folder in the order of their names
+        self._path = folder / f"events.out.tfevents.{time.time_ns():020d}.{socket.gethostname()}.{os.getpid()}"
         try:
-            self._writer = EventFileWriter(str(folder))
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("ab", buffering=0)
         except OSError as error:
             raise MetricsError(f"{folder}: {error.strerror or error}") from None
-        self._writer.add_event(Event(step=first_step, session_log=SessionLog(status=SessionLog.START)))
+        self._add(Event(file_version="brain.Event:2"))
+        self._add(Event(step=first_step, session_log=SessionLog(status=SessionLog.START)))
 
     def write(self, record: Record) -> None:
         """Adds the figures of one record, unknown ones left out."""
         figures = _step_scalars(record) if isinstance(record, StepRecord) else _eval_scalars(record)
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in figures.items() if value is not None]
-        self._writer.add_event(Event(step=record.step, summary=Summary(value=values)))
+        self._add(Event(step=record.step, summary=Summary(value=values)))
+
+    def _add(self, event: Event) -> None:
+        event.wall_time = time.time()
+        try:
+            RecordWriter(self._file).write(event.SerializeToString())
+        except OSError as error:
+            raise MetricsError(f"{self._path}: {error.strerror or error}") from None
 
     def close(self) -> None:
-        """Writes out what is still in memory."""
-        self._writer.close()
+        """Closes the file; what was written stays."""
+        self._file.close()
 
     def __enter__(self) -> Self:
         return self

@@ -171,7 +171,7 @@ def test_written_lines_survive_kill(tmp_path: Path) -> None:
         "writer.write(EvalRecord.from_loss(step=1, loss=1.0, tokens=1, bytes_per_token=None))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=os.getcwd(), check=False)
+    done = subprocess.run([sys.executable, "-c", program], cwd=Path.cwd(), check=False)
     assert done.returncode == -signal.SIGKILL
     assert [record.step for record in read_records(path)] == [1]
 
@@ -227,3 +227,15 @@ def test_unusable_path(tmp_path: Path) -> None:
         JsonlWriter(tmp_path, first_step=1)
     with pytest.raises(MetricsError, match="No such file"):
         list(read_records(tmp_path / "none.jsonl"))
+
+
+def test_a_full_disk_is_one_line_also_when_the_file_is_closed(tmp_path: Path) -> None:
+    with (
+        Path("/dev/full").open("ab") as full,
+        pytest.raises(MetricsError, match=r"metrics\.jsonl: No space left on device"),
+        JsonlWriter(tmp_path / "metrics.jsonl", first_step=1) as writer,
+    ):
+        writer.write(step(1))
+        os.dup2(full.fileno(), writer._file.fileno())
+        writer.write(step(2))
+    assert [record.step for record in read_records(tmp_path / "metrics.jsonl")] == [1]

@@ -55,3 +55,12 @@ def test_unusable_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(MetricsError, match="file"):
         TensorBoardWriter(tmp_path / "file" / "events", first_step=1)
+
+
+def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with TensorBoardWriter(tmp_path, first_step=1) as writer, Path("/dev/full").open("ab", buffering=0) as full:
+        writer.write(step(1))
+        monkeypatch.setattr(writer, "_file", full)
+        with pytest.raises(MetricsError, match=r"events.*: No space left on device"):
+            writer.write(step(2))
+    assert scalars(tmp_path, "loss/train") == [(1, 2.5)]
