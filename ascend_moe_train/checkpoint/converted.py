@@ -12,8 +12,8 @@ from ascend_moe_train.errors import CheckpointError
 from ascend_moe_train.model.config import ModelConfig
 from ascend_moe_train.part import Part
 
-# The model's weights; rows beyond the vocabulary; tensors that are no weights and are only kept.
-MODEL, PADDING, CARRIED = "model.", "padding.", "carried."
+# The model's weights; adapters of such; rows beyond the vocabulary; tensors that are no weights and are only kept.
+MODEL, ADAPTERS, PADDING, CARRIED = "model.", "adapters.", "padding.", "carried."
 # Those with a row per token.
 VOCABULARY_TENSORS = ("embed.weight", "head.weight")
 

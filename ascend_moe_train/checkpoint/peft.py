@@ -7,16 +7,21 @@ joins them for transformers 5, which keeps them in one tensor. Format: PEFT's de
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ascend_moe_train.checkpoint.converted import model_meta
 from ascend_moe_train.checkpoint.files import write_synced
 from ascend_moe_train.checkpoint.huggingface import Entry, contiguous, name_table, split_block
+from ascend_moe_train.checkpoint.huggingface_families import FAMILIES
+from ascend_moe_train.checkpoint.huggingface_write import family_of
 from ascend_moe_train.checkpoint.layout import file_layout, tensor_specs
+from ascend_moe_train.checkpoint.resumable import fingerprint, refuse_existing, resumable_folder
+from ascend_moe_train.checkpoint.starting import open_start, read_adapters
 from ascend_moe_train.errors import CheckpointError
 from ascend_moe_train.model.adapters import Adapter, adapters
 from ascend_moe_train.model.config import LoraConfig, ModelConfig
@@ -28,6 +33,39 @@ _BESIDE_EXPERTS = ("ffn.", "moe.shared.")
 
 Array = NDArray[Any]
 Tensors = Mapping[str, Array]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """What was written: adapters of `modules` modules, for the model that is at `base` here."""
+
+    out: Path
+    base: Path
+    modules: int
+    size_bytes: int
+
+
+def export_adapters(checkpoint: Path, out: Path, base_name: str) -> Exported:
+    """Makes the folder `out` of a run that trained adapters. `base_name` is what PEFT is to load them onto: a folder or
+    a name on the hub.
+
+    Raises:
+        CheckpointError: no adapters, a base that is gone or has changed, damage, or an adapter that PEFT has no place
+            for. There is no `out` then.
+    """
+    refuse_existing(out)
+    start = open_start(checkpoint)
+    tensors = read_adapters(start)
+    if start.base is None or start.lora is None:
+        raise ValueError("adapters without what they adapt")
+    origin = model_meta(start.base.manifest.meta, str(start.base.path)).origin
+    layout = FAMILIES[family_of(start.model)].layout if origin is None else origin.layout
+    config, theirs = peft_files(start.model, start.lora, tensors, layout, base_name)
+    with resumable_folder(out, fingerprint("adapter", start.record.weights_sha256)) as journal:
+        journal.start({})
+        write_peft(journal.folder, config, theirs)
+    size_bytes = sum(tensor.nbytes for tensor in theirs.values())
+    return Exported(out=out, base=start.base.path, modules=len(theirs) // 2, size_bytes=size_bytes)
 
 
 def peft_files(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from ascend_moe_train.checkpoint import store
-from ascend_moe_train.checkpoint.converted import MODEL, model_meta, output_differences
+from ascend_moe_train.checkpoint.converted import ADAPTERS, MODEL, model_meta, output_differences
 from ascend_moe_train.checkpoint.huggingface import check_shapes, tensor_shapes
 from ascend_moe_train.checkpoint.layout import MANIFEST_NAME, Manifest
 from ascend_moe_train.errors import CheckpointError
@@ -24,7 +24,6 @@ from ascend_moe_train.model.adapters import adapter_shapes, adapters, delta
 from ascend_moe_train.model.config import LoraConfig, ModelConfig
 from ascend_moe_train.part import Part
 
-ADAPTERS = "adapters."
 STARTED_FROM = "started_from"
 # Tensors that are read at once, so that little more than the model is held.
 _GROUP_BYTES = 1 << 30

@@ -149,6 +149,38 @@ def upcycle_command(
     _show(converted, as_json=as_json)
 
 
+@command.command("merge")
+@click.argument("checkpoint", type=_PATH)
+@click.argument("out", type=_PATH)
+@click.option("--dtype", type=click.Choice(["fp32", "bf16", "fp16"]), help="Round weights to this; else as they are.")
+@_JSON
+def merge_command(checkpoint: Path, out: Path, dtype: str | None, as_json: bool) -> None:
+    """Make OUT with all weights, adapters added, of a CHECKPOINT that holds adapters."""
+    from ascend_moe_train.checkpoint.merge import merge_adapters
+
+    with _working("merging", silent=as_json) as progress:
+        converted = merge_adapters(checkpoint, out, dtype=dtype, progress=progress)
+    _show(converted, as_json=as_json)
+
+
+@command.command("adapter")
+@click.argument("checkpoint", type=_PATH)
+@click.argument("out", type=_PATH)
+@click.option("--base", required=True, metavar="NAME", help="The model that PEFT loads below: a folder or a hub name.")
+@_JSON
+def adapter_command(checkpoint: Path, out: Path, base: str, as_json: bool) -> None:
+    """Make the folder OUT, which PEFT reads, of a CHECKPOINT that holds adapters."""
+    from ascend_moe_train.checkpoint.peft import export_adapters
+    from ascend_moe_train.units import format_bytes
+
+    exported = export_adapters(checkpoint, out, base)
+    if as_json:
+        click.echo(json.dumps(asdict(exported) | {"out": str(exported.out), "base": str(exported.base)}, indent=2))
+    else:
+        size = format_bytes(exported.size_bytes)
+        click.echo(f"{out}: adapters of {exported.modules:,} modules, {size}; they were trained on {exported.base}.")
+
+
 @command.command("inspect")
 @click.argument("path", type=_PATH)
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")

@@ -67,7 +67,8 @@ def run_flops_per_token(model: ModelConfig, lora: LoraConfig | None, seq_len: in
     """
     if lora is None:
         return training_flops_per_token(model, seq_len)
-    with_weights = forward_flops_per_token(model, 1)
+    # what is left at length 0, where nothing is attended to
+    with_weights = 2 * forward_flops_per_token(model, 1) - forward_flops_per_token(model, 2)
     between_activations = forward_flops_per_token(model, seq_len) - with_weights
     return 2 * with_weights + 3 * (between_activations + _adapter_flops_per_token(model, lora))
 
@@ -95,7 +96,7 @@ def _possible(model: ModelConfig, width: int) -> list[Adapter]:
     found = []
     for name, shape in parameter_shapes(model).items():
         words = name.split(".")
-        if words[0] != "layers" or len(shape) < 2 or "router" in words:
+        if words[0] != "layers" or len(shape) < 2 or "router" in words or name.endswith("bias"):
             continue
         place = ".".join(words[2:]).removesuffix(".weight")
         stem = f"{name.removesuffix('weight')}lora" if name.endswith(".weight") else f"{name}_lora"

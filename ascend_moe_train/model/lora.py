@@ -12,7 +12,7 @@ from mindspore import nn
 from numpy.typing import NDArray
 
 from ascend_moe_train.model.adapters import Adapter, adapters
-from ascend_moe_train.model.config import LoraConfig, ModelConfig
+from ascend_moe_train.model.config import LoraConfig, ModelConfig, MoEConfig
 from ascend_moe_train.model.experts import GroupedExperts
 from ascend_moe_train.model.layers import Linear
 from ascend_moe_train.model.transformer import Transformer
@@ -21,33 +21,30 @@ Tensor = Any
 
 
 class LoraLinear(Linear):
-    """x W^T + alpha / r * (x A^T) B^T: (T, D) -> (T, F). The weight keeps its name."""
+    """x W^T + alpha / r * (x A^T) B^T, plus a bias if there is one: (T, D) -> (T, F)."""
 
     def __init__(self, base: Linear, scale: float, adapter: Adapter, seed: int) -> None:
-        nn.Cell.__init__(self)  # the weights are those of `base`
-        self.kernels, self.has_bias = base.kernels, base.has_bias
+        outer, inner = base.weight.shape
+        super().__init__(inner, outer, base.kernels, base.has_bias)
+        _take_over(self, base)
         self.scale = scale
-        self.weight = base.weight
-        if base.has_bias:
-            self.bias = base.bias
         self.lora_a, self.lora_b = _pair(adapter, seed)
 
     def product(self, x_TD: Tensor) -> Tensor:
+        """x W^T with what the adapter adds."""
         low_TF = self.kernels.matmul(self.kernels.matmul(x_TD, self.lora_a), self.lora_b)
         return self.kernels.matmul(x_TD, self.weight) + low_TF * self.scale
 
 
 class LoraExperts(GroupedExperts):
-    """`GroupedExperts` with an adapter for each expert's w13, w2, or both: (R, D), rows per expert (E,) -> (R, D)."""
+    """Experts with an adapter of each one's w13, w2, or both: (R, D), rows per expert (E,) -> (R, D)."""
 
-    def __init__(self, base: GroupedExperts, scale: float, by_weight: dict[str, Adapter], seed: int) -> None:
-        nn.Cell.__init__(self)  # the weights are those of `base`
-        self.kernels, self.has_bias = base.kernels, base.has_bias
-        self.is_clamped, self.alpha, self.limit = base.is_clamped, base.alpha, base.limit
+    def __init__(
+        self, base: GroupedExperts, config: MoEConfig, scale: float, by_weight: dict[str, Adapter], seed: int
+    ) -> None:
+        super().__init__(base.w13.shape[1], config, base.kernels)
+        _take_over(self, base)
         self.scale = scale
-        self.w13, self.w2 = base.w13, base.w2
-        if base.has_bias:
-            self.w13_bias, self.w2_bias = base.w13_bias, base.w2_bias
         self.adapts_w13, self.adapts_w2 = "w13" in by_weight, "w2" in by_weight
         if self.adapts_w13:
             self.w13_lora_a, self.w13_lora_b = _pair(by_weight["w13"], seed)
@@ -55,19 +52,19 @@ class LoraExperts(GroupedExperts):
             self.w2_lora_a, self.w2_lora_b = _pair(by_weight["w2"], seed)
 
     def w13_product(self, x_RD: Tensor, counts_E: Tensor) -> Tensor:
-        grouped_matmul = self.kernels.grouped_matmul
-        h_RF = grouped_matmul(x_RD, self.w13, counts_E)
+        """(R, D) -> (R, 2F)."""
+        h_RF = self.kernels.grouped_matmul(x_RD, self.w13, counts_E)
         if self.adapts_w13:
-            low_RW = grouped_matmul(x_RD, self.w13_lora_a, counts_E)
-            h_RF = h_RF + grouped_matmul(low_RW, self.w13_lora_b, counts_E) * self.scale
+            low_RW = self.kernels.grouped_matmul(x_RD, self.w13_lora_a, counts_E)
+            h_RF = h_RF + self.kernels.grouped_matmul(low_RW, self.w13_lora_b, counts_E) * self.scale
         return h_RF
 
     def w2_product(self, h_RF: Tensor, counts_E: Tensor) -> Tensor:
-        grouped_matmul = self.kernels.grouped_matmul
-        y_RD = grouped_matmul(h_RF, self.w2, counts_E)
+        """(R, F) -> (R, D)."""
+        y_RD = self.kernels.grouped_matmul(h_RF, self.w2, counts_E)
         if self.adapts_w2:
-            low_RW = grouped_matmul(h_RF, self.w2_lora_a, counts_E)
-            y_RD = y_RD + grouped_matmul(low_RW, self.w2_lora_b, counts_E) * self.scale
+            low_RW = self.kernels.grouped_matmul(h_RF, self.w2_lora_a, counts_E)
+            y_RD = y_RD + self.kernels.grouped_matmul(low_RW, self.w2_lora_b, counts_E) * self.scale
         return y_RD
 
 
@@ -87,15 +84,19 @@ def apply_lora(model: Transformer, config: ModelConfig, lora: LoraConfig, seed: 
     cells = dict(model.cells_and_names())
     for place, by_weight in by_cell.items():
         parent, _, attribute = place.rpartition(".")
-        base = cells[place]
-        new = (
-            LoraLinear(base, lora.alpha / lora.r, by_weight["weight"], seed)
-            if isinstance(base, Linear)
-            else LoraExperts(base, lora.alpha / lora.r, by_weight, seed)
-        )
-        setattr(cells[parent], attribute, new)
+        base, scale = cells[place], lora.alpha / lora.r
+        if isinstance(base, Linear):
+            setattr(cells[parent], attribute, LoraLinear(base, scale, by_weight["weight"], seed))
+        elif config.moe is not None:
+            setattr(cells[parent], attribute, LoraExperts(base, config.moe, scale, by_weight, seed))
     for name, parameter in model.weights():
         parameter.name = name  # a cell put into another renames its parameters by itself alone, alike in every layer
+
+
+def _take_over(new: nn.Cell, base: nn.Cell) -> None:
+    """Gives a new cell the parameters of the one that it replaces."""
+    for name, parameter in base.parameters_and_names():
+        setattr(new, name, parameter)
 
 
 def _pair(adapter: Adapter, seed: int) -> tuple[Any, Any]:

@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_moe_train.checkpoint import store
-from ascend_moe_train.checkpoint.converted import MODEL, flat
+from ascend_moe_train.checkpoint.converted import ADAPTERS, MODEL, flat
 from ascend_moe_train.checkpoint.starting import (
-    ADAPTERS,
     STARTED_FROM,
     Start,
     StartedFrom,
