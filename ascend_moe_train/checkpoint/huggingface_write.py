@@ -81,11 +81,11 @@ def _value(model: ModelConfig, key: Key) -> object:
     """What their key has to be; of several of ours, the last is the one that a model with experts uses."""
     value: Any = model
     for word in key.ours[-1].split("."):
-        value = getattr(value, word)
+        value = getattr(value, word) if value is not None else None
     if key.ours[-1] == "moe.aux_loss_coef" and model.moe is not None and model.moe.aux_loss_scope == "model":
         value /= model.moe.top_k
     if key.words is not None:
-        value = next((theirs for theirs, ours in key.words.items() if ours == value), None)
+        value = next((theirs for theirs, ours in key.words.items() if ours == value), key.default)
     return value
 
 
@@ -150,7 +150,19 @@ def _deepseek_v2_keys(model: ModelConfig) -> dict[str, Any]:
     return _deepseek_keys(model) | {"topk_method": "group_limited_greedy" if grouped else "greedy"}
 
 
+def _gpt_oss_keys(model: ModelConfig) -> dict[str, Any]:
+    window, layers = model.attention.window, model.attention.window_layers
+    kinds = ["sliding_attention" if layer in layers else "full_attention" for layer in range(model.num_layers)]
+    return {"layer_types": kinds} | ({} if window is None else {"sliding_window": window})
+
+
 # Keys that decide something together: the inverse of `Family.derived`.
 _WRITTEN: Mapping[str, Callable[[ModelConfig], dict[str, Any]]] = MappingProxyType(
-    {"qwen3_moe": _qwen3_keys, "deepseek_v2": _deepseek_v2_keys, "deepseek_v3": _deepseek_keys}
+    {
+        "qwen3_moe": _qwen3_keys,
+        "deepseek_v2": _deepseek_v2_keys,
+        "deepseek_v3": _deepseek_keys,
+        "glm4_moe": _deepseek_keys,
+        "gpt_oss": _gpt_oss_keys,
+    }
 )
