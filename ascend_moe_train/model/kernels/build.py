@@ -1,5 +1,6 @@
 """Compiles the C kernels in `csrc/` on first use and keeps the library in the user's cache folder."""
 
+import ctypes
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -45,6 +46,10 @@ def library() -> Path:
     path = _cache_root() / key.hexdigest()[:32] / "kernels.so"
     if not path.is_file():
         _compile(command, dnnl, path)
+    try:
+        ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NoLibraryError(f"the compiled kernels cannot be loaded: {error}") from error
     return path
 
 
@@ -61,7 +66,10 @@ def _dnnl() -> Path:
 
 def _compiler() -> list[str]:
     """The C compiler and its own arguments: $CC, or the first of cc, gcc, clang on PATH."""
-    wanted = shlex.split(os.environ.get("CC", ""))
+    try:
+        wanted = shlex.split(os.environ.get("CC", ""))
+    except ValueError as error:
+        raise NoLibraryError(f"CC={os.environ['CC']} is no command: {error}") from error
     for words in [wanted] if wanted else [["cc"], ["gcc"], ["clang"]]:
         found = shutil.which(words[0])
         if found is not None:
@@ -89,13 +97,13 @@ def _processor() -> str:
 
 def _cache_root() -> Path:
     """A folder that only this user can write: a library from anywhere else must not be loaded."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    root = (Path(base) if base else Path.home() / ".cache") / "ascend_moe_train"
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
+        root = (base if base.is_absolute() else Path.home() / ".cache") / "ascend_moe_train"
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = root.stat()
     except (OSError, RuntimeError) as error:
-        raise NoLibraryError(f"cache folder {root} cannot be used: {error}") from error
+        raise NoLibraryError(f"the cache folder cannot be used: {error}") from error
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise NoLibraryError(f"cache folder {root} can be written by other users")
     return root
