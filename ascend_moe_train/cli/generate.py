@@ -1,11 +1,24 @@
 """`amt generate`."""
 
 import json
+import math
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
+
+
+class FiniteRange(click.FloatRange):
+    """A range that refuses what is no number, which no comparison does."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number that a text means."""
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value} is not a number", param, ctx)
+        return number
 
 
 @click.command("generate")
@@ -16,8 +29,8 @@ import click
 @click.option("--tokenizer", help="Another tokenizer.json than the run's, or the converted one.")
 @click.option("--context", type=click.IntRange(2, 1_000_000), help="See so many tokens; else as in training, or 512.")
 @click.option("--max-tokens", default=200, show_default=True, type=click.IntRange(1, 1_000_000), help="At most.")
-@click.option("--temperature", default=0.8, show_default=True, type=click.FloatRange(0, 100), help="0: most likely.")
-@click.option("--top-p", default=0.95, show_default=True, type=click.FloatRange(0, 1, min_open=True), help="Nucleus.")
+@click.option("--temperature", default=0.8, show_default=True, type=FiniteRange(0, 100), help="0: most likely.")
+@click.option("--top-p", default=0.95, show_default=True, type=FiniteRange(0, 1, min_open=True), help="Nucleus.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Same seed, same text.")
 @click.option("--out", type=click.Path(path_type=Path), help="Also write the text to this file.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, when complete.")

@@ -80,6 +80,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(error.format_message())
     except UserError as error:
         return _complain(str(error))
+    except OSError as error:
+        # such as a name that is too long, a folder that may not be entered, a disk that is full
+        where = f"{error.filename}: " if error.filename else ""
+        return _complain(f"{where}{error.strerror or error}")
     except (KeyboardInterrupt, click.Abort):
         return EXIT_INTERRUPTED
     return result if isinstance(result, int) else 0

@@ -38,12 +38,12 @@ _SCAN_TOKENS = 1 << 22
 
 def bin_path(prefix: Path) -> Path:
     """The token file of a prefix."""
-    return prefix.with_name(prefix.name + ".bin")
+    return prefix.parent / f"{prefix.name}.bin"
 
 
 def idx_path(prefix: Path) -> Path:
     """The index file of a prefix."""
-    return prefix.with_name(prefix.name + ".idx")
+    return prefix.parent / f"{prefix.name}.idx"
 
 
 def token_type(vocab_size: int) -> np.dtype[Any]:
