@@ -18,8 +18,9 @@ from mindspore import nn, ops
 from numpy.typing import NDArray
 
 from ascend_moe_train.errors import TrainingError
-from ascend_moe_train.model.config import ModelConfig
+from ascend_moe_train.model.config import LoraConfig, ModelConfig
 from ascend_moe_train.model.kernels.select import choose
+from ascend_moe_train.model.lora import apply_lora
 from ascend_moe_train.model.router import uniform_noise
 from ascend_moe_train.model.transformer import Transformer
 from tests.oracle.differences import relative_error
@@ -55,10 +56,10 @@ class Result:
 
 
 class _Graph(nn.Cell):
-    def __init__(self, model: Transformer) -> None:
+    def __init__(self, model: Transformer, trained: list[Any]) -> None:
         super().__init__()
         self.model = model
-        weights = ms.ParameterTuple([parameter for _, parameter in model.weights()])
+        weights = ms.ParameterTuple(trained)
         self.run = ops.value_and_grad(self.figures, None, weights, has_aux=True)
 
     def figures(
@@ -73,17 +74,28 @@ class _Graph(nn.Cell):
 
 
 class CompiledModel:
-    """A model of `config` with the weights of `params`. It compiles once per shape of the batch."""
+    """A model of `config` with the weights of `params`, with `lora` adapters among them, which then alone have
+    gradients. It compiles once per shape of the batch."""
 
-    def __init__(self, config: ModelConfig, kernel_set: Any, params: Mapping[str, Array], num_positions: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        kernel_set: Any,
+        params: Mapping[str, Array],
+        num_positions: int,
+        lora: LoraConfig | None = None,
+    ) -> None:
         model = Transformer(config, kernel_set, num_positions)
-        self.names = [name for name, _ in model.weights()]
+        if lora is not None:
+            apply_lora(model, config, lora, seed=0)
+        trained = [(name, parameter) for name, parameter in model.weights() if parameter.requires_grad]
+        self.names = [name for name, _ in trained]
         tensors = [*model.weights(), *model.buffers()]
         assert {name for name, _ in tensors} == set(params)
         for name, parameter in tensors:
             assert parameter.shape == params[name].shape, name
             parameter.set_data(ms.Tensor(params[name].astype(np.float32)))
-        self._graph = _Graph(model)
+        self._graph = _Graph(model, [parameter for _, parameter in trained])
 
     def run(self, batch: Inputs, noise_seed: int = NO_NOISE, loss_scale: float = 1.0) -> Result:
         """`batch.noise_TD` is not read: the model makes its own from `noise_seed`."""
