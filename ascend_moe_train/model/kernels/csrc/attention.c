@@ -70,8 +70,8 @@ static int forward_block(Shape s, const float *q, const float *k, const float *v
     int64_t ldq = s.H * s.Z, ldk = s.G * s.Z, ldv = s.G * s.Y, ldo = s.H * s.Y;
     float *p = scratch(0, (size_t)(BLOCK * (s.S + LANES)) * sizeof *p);
     if (!p) return KERNEL_NO_MEMORY;
-    dnnl_sgemm('N', 'T', block.rows, block.keys, s.Z, s.scale, q + from * ldq, ldq, k + block.first_key * ldk, ldk, 0.0f, p,
-               block.width);
+    dnnl_sgemm('N', 'T', block.rows, block.keys, s.Z, s.scale, q + from * ldq, ldq, k + block.first_key * ldk, ldk,
+               0.0f, p, block.width);
     float inverse[BLOCK];
     for (int64_t i = 0, low = 0; i < block.rows; i++) {
         float top, *row = p + i * block.width;
@@ -147,8 +147,10 @@ static float backward_block(Shape s, Head at, int64_t from, float *p, float *dp)
         softmax_grad_row(p + i * width, dp + i * width, span, log_sum, dot, s.scale);
         dsink -= fast_exp(at.sink - log_sum) * dot;
     }
-    dnnl_sgemm('T', 'N', block.keys, s.Y, block.rows, 1.0f, p, width, dout, ldo, 1.0f, at.dv + block.first_key * ldv, ldv);
-    dnnl_sgemm('T', 'N', block.keys, s.Z, block.rows, 1.0f, dp, width, q, ldq, 1.0f, at.dk + block.first_key * ldk, ldk);
+    dnnl_sgemm('T', 'N', block.keys, s.Y, block.rows, 1.0f, p, width, dout, ldo, 1.0f,
+               at.dv + block.first_key * ldv, ldv);
+    dnnl_sgemm('T', 'N', block.keys, s.Z, block.rows, 1.0f, dp, width, q, ldq, 1.0f,
+               at.dk + block.first_key * ldk, ldk);
     dnnl_sgemm('N', 'N', block.rows, s.Z, block.keys, 1.0f, dp, width, k, ldk, 0.0f, at.dq + from * ldq, ldq);
     return dsink;
 }

@@ -1,8 +1,8 @@
-/* What every kernel file shares: the calling convention of MindSpore's ahead-of-time operators, loops, exp, scratch memory.
+/* What every kernel file shares: the calling convention of MindSpore's ahead-of-time operators, exp, scratch memory.
  *
- * Shape letters: see ../protocol.py. Every kernel gives the same bits for any number of threads: a task owns its outputs,
- * and sums over tasks have a fixed number of parts added in a fixed order. Non-finite inputs reach the outputs.
- */
+ * Shape letters: see ../protocol.py. Every kernel gives the same bits for any number of threads: a task owns its
+ * outputs, and sums over tasks have a fixed number of parts added in a fixed order. Non-finite inputs reach the
+ * outputs. */
 #ifndef ASCEND_MOE_TRAIN_COMMON_H
 #define ASCEND_MOE_TRAIN_COMMON_H
 
@@ -11,7 +11,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* MindSpore passes the inputs, then the outputs, as raw pointers; a result other than 0 is reported as a failed operator. */
+/* MindSpore passes the inputs, then the outputs, as raw pointers; a result other than 0 is a failed operator. */
 #define KERNEL(name)                                                                                       \
     int name(int num_params, void **params, int *ndims, int64_t **shapes, const char **dtypes, void *stream, \
              void *extra);                                                                                 \
@@ -22,22 +22,24 @@
 enum { KERNEL_OK = 0, KERNEL_BAD_INPUT = 1, KERNEL_NO_MEMORY = 2 };
 
 /* Row-major C = alpha op(A) op(B) + beta C on the calling thread, from the oneDNN that MindSpore ships. */
-extern int dnnl_sgemm(char transa, char transb, int64_t M, int64_t N, int64_t K, float alpha, const float *A, int64_t lda,
-                      const float *B, int64_t ldb, float beta, float *C, int64_t ldc);
+extern int dnnl_sgemm(char transa, char transb, int64_t M, int64_t N, int64_t K, float alpha, const float *A,
+                      int64_t lda, const float *B, int64_t ldb, float beta, float *C, int64_t ldc);
 
-/* Elements in all dimensions of a tensor but the last. */
-static inline int64_t leading(const int64_t *shape, int ndim) {
+static inline int64_t elements(const int64_t *shape, int ndim) {
     int64_t n = 1;
-    for (int i = 0; i < ndim - 1; i++) n *= shape[i];
+    for (int i = 0; i < ndim; i++) n *= shape[i];
     return n;
 }
+
+/* Elements in all dimensions but the last: rows, if the last are columns. */
+static inline int64_t leading(const int64_t *shape, int ndim) { return elements(shape, ndim - 1); }
 
 static inline int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/* Memory of the calling thread that lives until the thread ends and keeps its contents only until the next call with the
- * same slot. NULL when there is none. */
+/* Memory of the calling thread that lives until the thread ends and keeps its contents only until the next call with
+ * the same slot. NULL when there is none. */
 enum { SCRATCH_SLOTS = 4 };
 void *scratch(int slot, size_t bytes);
 

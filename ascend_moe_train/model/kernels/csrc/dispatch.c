@@ -191,7 +191,8 @@ KERNEL(embed) {
     return KERNEL_OK;
 }
 
-/* dy (T, D), token (T) int, w (V, D) for its shape -> dw (V, D). A task owns a range of the vocabulary and adds its tokens in their order. */
+/* dy (T, D), token (T) int, w (V, D) for its shape -> dw (V, D). A task owns a range of the
+ * vocabulary and adds its tokens in their order. */
 KERNEL(embed_dw) {
     const float *dy = params[0];
     const int32_t *token_T = params[1];

@@ -13,7 +13,8 @@ typedef struct {
     int status;
 } Plan;
 
-/* Cut each expert's rows into tasks of at most BLOCK_ROWS, the whole blocks before the rests, so that threads end together. */
+/* Cut each expert's rows into tasks of at most BLOCK_ROWS, the whole blocks before the rests, so that threads end
+ * together. */
 static Plan plan_rows(const int32_t *counts_E, int64_t E, int64_t R) {
     Plan plan = {scratch(0, (size_t)(R / BLOCK_ROWS + E + 1) * sizeof(Task)), 0, 0, KERNEL_OK};
     if (!plan.tasks) plan.status = KERNEL_NO_MEMORY;
@@ -32,7 +33,8 @@ static Plan plan_rows(const int32_t *counts_E, int64_t E, int64_t R) {
     return plan;
 }
 
-/* y[rows of e] = x[rows of e] op(w_e), where x has `in` columns and y has `out`; rows beyond the last expert are zero. */
+/* y[rows of e] = x[rows of e] op(w_e), where x has `in` columns and y has `out`; rows beyond the last expert are
+ * zero. */
 static int rows_times_weight(const float *x, const float *w, const int32_t *counts_E, float *y, int64_t R, int64_t E,
                              int64_t in, int64_t out, char transpose) {
     Plan plan = plan_rows(counts_E, E, R);
@@ -80,7 +82,8 @@ KERNEL(grouped_matmul_dw) {
         if (rows == 0) {
             memset(out, 0, (size_t)(columns * F) * sizeof *out);
         } else {
-            dnnl_sgemm('T', 'N', columns, F, rows, 1.0f, x + start[e] * D + first, D, dy + start[e] * F, F, 0.0f, out, F);
+            dnnl_sgemm('T', 'N', columns, F, rows, 1.0f, x + start[e] * D + first, D, dy + start[e] * F, F, 0.0f, out,
+                       F);
         }
     }
     return KERNEL_OK;

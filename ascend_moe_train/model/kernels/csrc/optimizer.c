@@ -6,7 +6,7 @@ enum { CHUNK = 1 << 14 };
 /* x (...) -> sum of squares (1), in fp64 until the end */
 KERNEL(square_sum) {
     const float *x = params[0];
-    int64_t n = leading(shapes[0], ndims[0] + 1), chunks = ceil_div(n, CHUNK);
+    int64_t n = elements(shapes[0], ndims[0]), chunks = ceil_div(n, CHUNK);
     double *partial = scratch(0, (size_t)chunks * sizeof *partial), total = 0.0;
     if (!partial) return KERNEL_NO_MEMORY;
 #pragma omp parallel for schedule(dynamic, 4) if (chunks > 1)
@@ -27,9 +27,10 @@ KERNEL(square_sum) {
 KERNEL(adamw) {
     float *restrict p = params[0], *restrict first = params[1], *restrict second = params[2];
     const float *restrict grad = params[3], *s = params[4];
-    float lr = s[0], beta1 = s[1], beta2 = s[2], one_minus_beta1 = s[3], one_minus_beta2 = s[4], eps = s[5], scale = s[7];
+    float lr = s[0], beta1 = s[1], beta2 = s[2], one_minus_beta1 = s[3], one_minus_beta2 = s[4], eps = s[5];
+    float scale = s[7];
     float decay = *(const int32_t *)params[5] ? s[6] : 0.0f;
-    int64_t n = leading(shapes[0], ndims[0] + 1), chunks = ceil_div(n, CHUNK);
+    int64_t n = elements(shapes[0], ndims[0]), chunks = ceil_div(n, CHUNK);
     *(float *)params[6] = 0.0f;
     if (!(scale > 0.0f)) return KERNEL_OK;
 #pragma omp parallel for schedule(dynamic, 4) if (chunks > 1)
