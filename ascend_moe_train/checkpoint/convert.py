@@ -63,16 +63,16 @@ def summary(
     )
 
 
-def check_lines(parts: Sequence[Array], views: Sequence[Array], names: Iterable[str]) -> None:
+def check_lines(parts: Sequence[Array], views: Sequence[Array], wheres: Iterable[str]) -> None:
     """Compares what was rearranged with what it was, by the sums (modulo the item's width) of each row and column.
 
-    Both sides are unsigned integers and matrices of the same shape, or flat. Raises CheckpointError naming the tensor.
+    Both sides are unsigned integers of the same shape; `wheres` are their files and names. Raises CheckpointError.
     """
-    for part, view, name in zip(parts, views, names, strict=True):
+    for part, view, where in zip(parts, views, wheres, strict=True):
         for axis in range(part.ndim):
             one = np.add.reduce(part, axis=axis, dtype=part.dtype)
             if not np.array_equal(one, np.add.reduce(view, axis=axis, dtype=part.dtype)):
-                raise CheckpointError(f"tensor {name!r}: sums along axis {axis} differ after it was rearranged")
+                raise CheckpointError(f"{where}: sums along axis {axis} differ after it was rearranged")
 
 
 def num_workers(largest_block_bytes: int) -> int:

@@ -221,7 +221,7 @@ def _rearranged(entry: Entry, tensor: VerifiedTensor, writing: _Writing) -> Iter
         parts = entry.sources(index)
         for part, view in zip(parts, split_block(entry, block), strict=True):
             data = contiguous(view)
-            check_lines([data], [view], [part.name])
+            check_lines([data], [view], [f"{tensor.where}: {part.name!r}"])
             yield from writing.chunks(part.name, data, tensor.dtype)
 
 

@@ -108,7 +108,7 @@ def _plan(folder: HuggingFaceFolder, weights: Mapping[str, Weight], ledger: Ledg
     _check_tensors(body, carried, entries, folder)
     jobs = [_job(entry, body) for entry in entries]
     jobs += [_verbatim_job(name, weight) for name, weight in carried.items()]
-    jobs += [_comparison(name, weights[name], original, weights[original]) for name, original in copies.items()]
+    jobs += [_comparison(weights[name], weights[original]) for name, original in copies.items()]
     stored = {MODEL + entry.ours: tuple(_stored(entry, body)) for entry in entries}
     stored |= {name: weight.stored for name, weight in carried.items()}
     specs = {MODEL + entry.ours: _spec(entry.shape, body[entry.sources(0)[0].name].dtype) for entry in entries}
@@ -221,7 +221,7 @@ def _job(entry: Entry, body: Mapping[str, Weight]) -> Job:
             parts = [body[source.name].read(index if inner else None) for source in sources]
             block = np.empty(entry.shape[1:] if entry.stacked else entry.shape, parts[0].dtype)
             join_block(entry, parts, block)
-            check_lines(parts, split_block(entry, block), [source.name for source in sources])
+            check_lines(parts, split_block(entry, block), [body[source.name].where for source in sources])
             yield Chunk(tensor=tensor, data=block)
 
     return Job(tensors=(tensor,), chunks=verbatim if entry.verbatim else rearranged)
@@ -231,7 +231,7 @@ def _verbatim_job(tensor: str, weight: Weight) -> Job:
     return Job(tensors=(tensor,), chunks=lambda: (Chunk(tensor=tensor, data=piece) for piece in weight.pieces()))
 
 
-def _comparison(name: str, weight: Weight, original_name: str, original: Weight) -> Job:
+def _comparison(weight: Weight, original: Weight) -> Job:
     """Writes nothing: makes sure that a tensor repeats another one."""
     again = replace(original, ledger=Ledger({})) if isinstance(original, PlainWeight) else original
 
@@ -240,7 +240,7 @@ def _comparison(name: str, weight: Weight, original_name: str, original: Weight)
         if not same or not all(
             np.array_equal(one, other) for one, other in zip(weight.pieces(), again.pieces(), strict=True)
         ):
-            raise CheckpointError(f"tensor {name!r} differs from {original_name!r}, but the config ties them")
+            raise CheckpointError(f"{weight.where} differs from {original.stored[0]!r}, but the config ties them")
         yield from ()
 
     return Job(tensors=(), chunks=chunks)

@@ -41,6 +41,11 @@ class VerifiedTensor:
         self._digest = hashlib.sha256()
 
     @property
+    def where(self) -> str:
+        """File and name."""
+        return f"{self._place.path}: tensor {self._name!r}"
+
+    @property
     def dtype(self) -> str:
         """As stored."""
         return self._place.dtype
@@ -60,11 +65,9 @@ class VerifiedTensor:
     def check(self) -> None:
         """Raises CheckpointError if the tensor is damaged or was not read to its end."""
         if self._offset_bytes != self._place.start_bytes + self._place.size_bytes:
-            raise CheckpointError(f"{self._place.path}: tensor {self._name!r}: not all of it was read")
+            raise CheckpointError(f"{self.where}: not all of it was read")
         if self._digest.hexdigest() != self._entry.sha256:
-            raise CheckpointError(
-                f"{self._place.path}: tensor {self._name!r}: sha256 does not match the manifest: damaged"
-            )
+            raise CheckpointError(f"{self.where}: sha256 does not match the manifest: damaged")
 
     def _next(self, shape: tuple[int, ...]) -> Place:
         place = replace(self._place, shape=shape, start_bytes=self._offset_bytes)

@@ -32,7 +32,8 @@ _MAX_BLOCK = 2**20
 
 
 class Weight(Protocol):
-    """One tensor to read: `dtype` and `shape` are those of what is read, `stored` the tensors of the files it is from.
+    """One tensor to read: `dtype` and `shape` are those of what is read, `stored` the tensors of the files it is from,
+    `where` its file and name for messages.
 
     `index` picks one item of the first axis. Data comes as unsigned integers of the width of `dtype`; the next piece
     may overwrite the last. Raises CheckpointError naming file and tensor for what cannot be read or is not finite.
@@ -44,6 +45,8 @@ class Weight(Protocol):
     def shape(self) -> tuple[int, ...]: ...
     @property
     def stored(self) -> tuple[str, ...]: ...
+    @property
+    def where(self) -> str: ...
     def read(self, index: int | None = None) -> Array: ...
     def pieces(self, index: int | None = None) -> Iterator[Array]: ...
 
@@ -94,6 +97,11 @@ class PlainWeight:
         """The one tensor."""
         return (self.name,)
 
+    @property
+    def where(self) -> str:
+        """File and name."""
+        return f"{self.place.path}: tensor {self.name!r}"
+
     def read(self, index: int | None = None) -> Array:
         """All of it, or one item."""
         place = self.place if index is None else self.place.item(index)
@@ -109,7 +117,7 @@ class PlainWeight:
 
     def _note(self, data: Array) -> None:
         if self.finite:
-            check_finite(data, self.dtype, f"{self.place.path}: tensor {self.name!r}")
+            check_finite(data, self.dtype, self.where)
         self.ledger.add(self.name, data.nbytes)
 
 
@@ -140,6 +148,11 @@ class BlockScaledWeight:
         """The matrix and its factors."""
         return (self.weight.name, self.scale.name)
 
+    @property
+    def where(self) -> str:
+        """File and name of the matrix."""
+        return self.weight.where
+
     def read(self, index: int | None = None) -> Array:
         """The whole matrix."""
         return np.concatenate([piece.reshape(-1, self.shape[1]) for piece in self.pieces(index)])
@@ -164,7 +177,7 @@ class BlockScaledWeight:
             values *= np.repeat(np.repeat(own, self.block[0], 0)[: stop - start], self.block[1], 1)[:, :columns]
             decoded = values.astype(ml_dtypes.bfloat16).view(raw_dtype(self.dtype)).reshape(-1)
             if self.finite:
-                check_finite(decoded, self.dtype, f"{part.place.path}: tensor {part.name!r}")
+                check_finite(decoded, self.dtype, self.where)
             yield decoded
 
 
@@ -217,7 +230,7 @@ def _block(folder: HuggingFaceFolder) -> tuple[int, int] | None:
 
 
 def _scale_of(weight: PlainWeight, plain: Mapping[str, PlainWeight], block: tuple[int, int]) -> PlainWeight:
-    where = f"{weight.place.path}: tensor {weight.name!r}"
+    where = weight.where
     name = f"{weight.name}{_SCALE_ENDING}"
     scale = plain.get(name)
     if scale is None:
@@ -227,7 +240,7 @@ def _scale_of(weight: PlainWeight, plain: Mapping[str, PlainWeight], block: tupl
     expected = tuple(-(-size // step) for size, step in zip(weight.shape, block, strict=True))
     if scale.dtype not in FLOATS or scale.shape != expected:
         raise CheckpointError(
-            f"{scale.place.path}: tensor {name!r}: is {scale.dtype} {list(scale.shape)}, but blocks {list(block)} of "
+            f"{scale.where}: is {scale.dtype} {list(scale.shape)}, but blocks {list(block)} of "
             f"{list(weight.shape)} need {', '.join(FLOATS)} {list(expected)}"
         )
     return scale
