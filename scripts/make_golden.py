@@ -168,8 +168,8 @@ def compute(family: str, options: Mapping[str, Any]) -> tuple[dict[str, torch.Te
     config.num_hidden_layers -= depth
     further = _further(model, depth) if depth else None
     with torch.no_grad():
-        for parameter in [*model.parameters(), *(further.parameters() if further else ())]:
-            if parameter.dim() == 1:
+        for name, parameter in [*model.named_parameters(), *(further.named_parameters() if further else ())]:
+            if parameter.dim() == 1 or name.endswith("bias"):
                 parameter.add_(0.3 * torch.randn_like(parameter))
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
@@ -240,8 +240,14 @@ def _run(model: Any, further: Any) -> dict[str, torch.Tensor]:
     if balance:
         results |= {"aux_loss": out.aux_loss}
         results["cross_entropy"] = out.loss - model.config.router_aux_loss_coef * out.aux_loss
+    prompt = tokens[:, :PROMPT]
     results["generated"] = model.generate(
-        tokens[:, :PROMPT], max_new_tokens=GENERATED, do_sample=False, eos_token_id=None, pad_token_id=0
+        prompt,
+        attention_mask=torch.ones_like(prompt),  # else tokens that look like padding are masked
+        max_new_tokens=GENERATED,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
     )
     parameters = dict(model.named_parameters()) | _own_parameters(model, further)
     return results | {f"grad.{name}": parameter.grad for name, parameter in parameters.items()}

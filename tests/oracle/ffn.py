@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from ascend_moe_train.model.config import ClampedSwiGLUConfig
 from tests.oracle.arrays import F64, in_float64
 
 
@@ -35,6 +36,30 @@ def gated_vjp(d_y_TF: F64, h_T2F: F64) -> F64:
     d_gate_TF = d_y_TF * up_TF * (s_TF + gate_TF * s_TF * (1.0 - s_TF))
     d_up_TF = d_y_TF * gate_TF * s_TF
     return np.concatenate([d_gate_TF, d_up_TF], axis=1)
+
+
+@in_float64
+def clamped_gated(h_T2F: F64, clamp: ClampedSwiGLUConfig) -> F64:
+    """Return (up + 1) * g * sigmoid(alpha * g) (T, F), with g = min(gate, limit) and up within [-limit, limit]."""
+    gate_TF, up_TF = _clamped(h_T2F, clamp)
+    y_TF: F64 = (up_TF + 1.0) * gate_TF * sigmoid(clamp.alpha * gate_TF)
+    return y_TF
+
+
+@in_float64
+def clamped_gated_vjp(d_y_TF: F64, h_T2F: F64, clamp: ClampedSwiGLUConfig) -> F64:
+    """Return d_h_T2F: d(g s)/dg = s + alpha g s (1 - s), where s = sigmoid(alpha g); nothing flows where it clamps."""
+    gate_TF, up_TF = _clamped(h_T2F, clamp)
+    raw_gate_TF, raw_up_TF = np.split(h_T2F, 2, axis=1)
+    s_TF = sigmoid(clamp.alpha * gate_TF)
+    d_gate_TF = d_y_TF * (up_TF + 1.0) * (s_TF + clamp.alpha * gate_TF * s_TF * (1.0 - s_TF))
+    d_up_TF = d_y_TF * gate_TF * s_TF
+    return np.concatenate([d_gate_TF * (raw_gate_TF < clamp.limit), d_up_TF * (abs(raw_up_TF) < clamp.limit)], axis=1)
+
+
+def _clamped(h_T2F: F64, clamp: ClampedSwiGLUConfig) -> tuple[F64, F64]:
+    gate_TF, up_TF = np.split(h_T2F, 2, axis=1)
+    return np.minimum(gate_TF, clamp.limit), np.clip(up_TF, -clamp.limit, clamp.limit)
 
 
 @in_float64

@@ -11,7 +11,7 @@ import numpy as np
 from ascend_moe_train.model.config import MoEConfig
 from tests.oracle.arrays import F64, in_float64
 from tests.oracle.dispatch import Dispatch, dispatch
-from tests.oracle.experts import grouped_swiglu, grouped_swiglu_vjp
+from tests.oracle.experts import grouped_experts, grouped_experts_vjp
 from tests.oracle.ffn import swiglu, swiglu_vjp
 from tests.oracle.router import Routing, route, route_vjp
 
@@ -29,14 +29,14 @@ class MoEOutput:
 def moe_layer(x_TD: F64, params: Mapping[str, F64], moe: MoEConfig, noise_TD: F64 | None = None) -> MoEOutput:
     """y_t = sum over kept slots k of weight_tk * expert_tk(x_t), + shared(x_t).
 
-    `params`: router.weight (E, D), maybe router.balance_bias (E), experts.w13 (E, D, 2F), experts.w2 (E, F, D), and
-    with a shared expert shared.w13.weight (2Fs, D), shared.w2.weight (D, Fs).
+    `params`: router.weight (E, D), maybe router.bias and router.balance_bias (E), experts.w13 (E, D, 2F), experts.w2
+    (E, F, D), maybe their biases, and with a shared expert shared.w13.weight (2Fs, D), shared.w2.weight (D, Fs).
     """
-    routing = route(x_TD, params["router.weight"], moe, noise_TD, params.get("router.balance_bias"))
+    routing = route(*_routed(x_TD, params, moe, noise_TD))
     plan = dispatch(routing.expert_TK, routing.weight_TK, moe)
     token_M = plan.assignment_M // moe.top_k
     weight_M = routing.weight_TK.reshape(-1)[plan.assignment_M]
-    out_MD = grouped_swiglu(x_TD[token_M], plan.count_E, params["experts.w13"], params["experts.w2"])
+    out_MD = grouped_experts(x_TD[token_M], plan.count_E, _of_experts(params), moe)
     y_TD = np.zeros_like(x_TD)
     np.add.at(y_TD, token_M, weight_M[:, None] * out_MD)
     if moe.shared_ffn:
@@ -57,31 +57,44 @@ def moe_layer_vjp(
     """Return (d_x_TD, gradients named as `params`). A dropped assignment's gate weight and row get no gradient."""
     forward = moe_layer(x_TD, params, moe, noise_TD)
     routing, plan = forward.routing, forward.dispatch
-    w13, w2 = params["experts.w13"], params["experts.w2"]
     token_M = plan.assignment_M // moe.top_k
     weight_M = routing.weight_TK.reshape(-1)[plan.assignment_M]
-    out_MD = grouped_swiglu(x_TD[token_M], plan.count_E, w13, w2)
+    out_MD = grouped_experts(x_TD[token_M], plan.count_E, _of_experts(params), moe)
 
     d_weight_N = np.zeros(routing.weight_TK.size)
     d_weight_N[plan.assignment_M] = (d_y_TD[token_M] * out_MD).sum(axis=1)
-    d_rows_MD, d_w13, d_w2 = grouped_swiglu_vjp(
-        weight_M[:, None] * d_y_TD[token_M], x_TD[token_M], plan.count_E, w13, w2
+    d_rows_MD, of_experts = grouped_experts_vjp(
+        weight_M[:, None] * d_y_TD[token_M], x_TD[token_M], plan.count_E, _of_experts(params), moe
     )
-    d_x_TD, d_router = route_vjp(
-        d_weight_N.reshape(-1, moe.top_k),
-        d_prob_TE,
-        d_logits_TE,
-        x_TD,
-        params["router.weight"],
-        moe,
-        noise_TD,
-        params.get("router.balance_bias"),
+    d_input, d_weight = route_vjp(
+        d_weight_N.reshape(-1, moe.top_k), d_prob_TE, d_logits_TE, *_routed(x_TD, params, moe, noise_TD)
     )
+    width = x_TD.shape[1]
+    d_x_TD = d_input[:, :width]
     np.add.at(d_x_TD, token_M, d_rows_MD)
-    grads = {"router.weight": d_router, "experts.w13": d_w13, "experts.w2": d_w2}
+    grads = {f"experts.{name}": grad for name, grad in of_experts.items()} | {"router.weight": d_weight[:, :width]}
+    if moe.router_bias:
+        grads["router.bias"] = d_weight[:, width]
     if moe.shared_ffn:
         d_shared_TD, grads["shared.w13.weight"], grads["shared.w2.weight"] = swiglu_vjp(
             d_y_TD, x_TD, params["shared.w13.weight"], params["shared.w2.weight"]
         )
         d_x_TD = d_x_TD + d_shared_TD
     return d_x_TD, grads
+
+
+def _of_experts(params: Mapping[str, F64]) -> dict[str, F64]:
+    return {name.removeprefix("experts."): weight for name, weight in params.items() if name.startswith("experts.")}
+
+
+def _routed(
+    x_TD: F64, params: Mapping[str, F64], moe: MoEConfig, noise_TD: F64 | None
+) -> tuple[F64, F64, MoEConfig, F64 | None, F64 | None]:
+    """What the router computes with: a bias of the logits is the weight of an input that is always 1."""
+    weight_ED = params["router.weight"]
+    if moe.router_bias:
+        ones_T1 = np.ones((len(x_TD), 1))
+        weight_ED = np.concatenate([weight_ED, params["router.bias"][:, None]], axis=1)
+        x_TD = np.concatenate([x_TD, ones_T1], axis=1)
+        noise_TD = None if noise_TD is None else np.concatenate([noise_TD, ones_T1], axis=1)
+    return x_TD, weight_ED, moe, noise_TD, params.get("router.balance_bias")

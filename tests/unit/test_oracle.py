@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pytest
 
-from ascend_moe_train.model.config import MoEConfig, RopeConfig
+from ascend_moe_train.model.config import ClampedSwiGLUConfig, MoEConfig, RopeConfig
 from tests.oracle.arrays import F64, I64
 from tests.oracle.attention import attention, attention_vjp
 from tests.oracle.differences import numeric_vjp, relative_error
 from tests.oracle.dispatch import capacity, dispatch
-from tests.oracle.experts import grouped_swiglu, grouped_swiglu_vjp
+from tests.oracle.experts import grouped_experts, grouped_experts_vjp
 from tests.oracle.ffn import swiglu, swiglu_vjp
 from tests.oracle.moe import moe_layer, moe_layer_vjp
 from tests.oracle.norm import rms_norm, rms_norm_vjp
@@ -151,13 +151,25 @@ def test_swiglu(tokens: int) -> None:
 
 
 @pytest.mark.parametrize("count", [[2, 1, 3], [6, 0, 0], [0, 0, 1], [0, 0, 0]], ids=str)
-def test_grouped_experts(count: list[int]) -> None:
+@pytest.mark.parametrize(
+    "moe",
+    [
+        MoEConfig(num_experts=3, top_k=1, ffn=3),
+        MoEConfig(
+            num_experts=3, top_k=1, ffn=3, expert_bias=True, clamped_swiglu=ClampedSwiGLUConfig(alpha=1.7, limit=0.9)
+        ),
+    ],
+    ids=["swiglu", "clamped, biased"],
+)
+def test_grouped_experts(moe: MoEConfig, count: list[int]) -> None:
     count_E, rows = np.array(count), sum(count)
-    inputs = {"x": normal(0, rows, 4), "w13": normal(1, 3, 4, 6), "w2": normal(2, 3, 3, 4)}
-    d_y = normal(3, rows, 4)
-    found = dict(zip(inputs, grouped_swiglu_vjp(d_y, inputs["x"], count_E, inputs["w13"], inputs["w2"]), strict=True))
-    check_vjp(lambda a: grouped_swiglu(a["x"], count_E, a["w13"], a["w2"]), inputs, found, d_y)
-    assert not found["w13"][count_E == 0].any()
+    x, d_y = normal(0, rows, 4), normal(3, rows, 4)
+    params = {"w13": normal(1, 3, 4, 6), "w2": normal(2, 3, 3, 4)}
+    if moe.expert_bias:
+        params |= {"w13_bias": normal(4, 3, 6), "w2_bias": normal(5, 3, 4)}
+    d_x, grads = grouped_experts_vjp(d_y, x, count_E, params, moe)
+    check_vjp(lambda a: grouped_experts(a["x"], count_E, a, moe), {"x": x, **params}, {"x": d_x, **grads}, d_y)
+    assert not grads["w13"][count_E == 0].any()
 
 
 @pytest.mark.parametrize("name", ROUTERS)
