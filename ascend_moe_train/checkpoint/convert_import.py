@@ -30,7 +30,8 @@ from ascend_moe_train.checkpoint.huggingface import (
 from ascend_moe_train.checkpoint.huggingface_config import model_config_from_hf
 from ascend_moe_train.checkpoint.huggingface_folder import HuggingFaceFolder, open_folder
 from ascend_moe_train.checkpoint.huggingface_names import repeated
-from ascend_moe_train.checkpoint.huggingface_weights import FLOATS, Ledger, PlainWeight, Weight, weights_of
+from ascend_moe_train.checkpoint.huggingface_quantized import weights_of
+from ascend_moe_train.checkpoint.huggingface_weights import FLOATS, Ledger, PlainWeight, Weight
 from ascend_moe_train.checkpoint.layout import TensorSpec
 from ascend_moe_train.checkpoint.resumable import refuse_existing
 from ascend_moe_train.checkpoint.stream_output import Chunk, Job, Progress
@@ -254,7 +255,7 @@ def _facts(folder: HuggingFaceFolder, name: str) -> tuple[object, ...]:
 
 def _notes(plan: _Plan, folder: HuggingFaceFolder) -> Iterator[str]:
     if plan.origin.decoded:
-        yield "float8 weights were decoded to bfloat16"
+        yield "quantised weights were decoded to bfloat16"
     if plan.origin.padded_vocab_size is not None:
         rows = plan.origin.padded_vocab_size - plan.model.vocab_size
         yield f"{rows} rows beyond the vocabulary of {plan.model.vocab_size} are kept aside"

@@ -28,7 +28,7 @@ TRAINING_ONLY = frozenset(
 class Origin(Part):
     """The Hugging Face folder that a checkpoint was made from.
 
-    `layout` is of huggingface_names.py. `decoded`: weights were float8. `tied_copies`: tensors that repeated another
+    `layout` is of huggingface_names.py. `decoded`: weights were quantised. `tied_copies`: tensors that repeated another
     one. `padded_vocab_size`: rows of embedding and head there, if more than the vocabulary.
     """
 
