@@ -127,7 +127,7 @@ def test_kill_at_ten_random_moments(command: Command, unbroken: Callable[[], Com
         assert (0 if newest is None else newest.step) == command.newest_step
         reached.append(command.newest_step)
     assert reached == sorted(reached)
-    assert len(set(reached)) == MOMENTS.count("step") + MOMENTS.count("save") + 1
+    assert len(set(reached)) > MOMENTS.count("step") + MOMENTS.count("save")
     assert reached[-1] < STEPS
     command.finish()
     assert_same_run(command, unbroken())

@@ -20,6 +20,7 @@ from ascend_moe_train.errors import TrainingError
 from ascend_moe_train.optim.lr import learning_rate
 from ascend_moe_train.train.inputs import open_inputs
 from ascend_moe_train.train.metrics import StepRecord, read_records
+from ascend_moe_train.train.persist import collect
 from ascend_moe_train.train.session import copy_into
 from ascend_moe_train.train.stop import StopRequest
 from ascend_moe_train.train.trainer import StepInfo, Trainer
@@ -267,6 +268,16 @@ def test_two_bad_steps_are_reported_and_forgotten_after_a_good_one(watched: Watc
         assert not next(watched.steps()).record.skipped
     assert (watched.trainer.state.step, watched.trainer.state.skipped) == (16, 4)
     assert math.isfinite(watched.trainer.state.smooth_total)
+
+
+def test_what_is_handed_to_the_writer_does_not_change_under_later_steps(watched: Watched) -> None:
+    trainer = watched.trainer
+    tensors = collect(trainer.config, trainer.model, trainer.optimizer)
+    before = {name: value.tobytes() for name, value in tensors.items()}
+    next(watched.steps())
+    assert {name: value.tobytes() for name, value in tensors.items()} == before
+    after = collect(trainer.config, trainer.model, trainer.optimizer)
+    assert all(value.tobytes() != before[name] for name, value in after.items())
 
 
 def test_a_checkpoint_of_nothing_is_not_written(built: Watched) -> None:
