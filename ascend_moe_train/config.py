@@ -1,7 +1,7 @@
 """One run, whole: read from YAML and overrides, checked once, never changed after. Pure."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -69,10 +69,15 @@ class RunConfig(Part):
         return self
 
 
-def load_run(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+# From the keys of section `run`: the model of the checkpoint that it names, as a run file would say it, or None.
+ModelOfRun = Callable[[Mapping[str, Value]], dict[str, Value] | None]
+
+
+def load_run(path: Path, overrides: Sequence[str] = (), model_of_run: ModelOfRun | None = None) -> RunConfig:
     """The run that a YAML file describes, with `section.key=value` overrides applied before its preset is looked up.
 
-    Paths in it are relative to the working directory. Raises ConfigError: one line with the file and line (or `--set`),
+    Without a preset, section `model` is laid over what `model_of_run` gives. Paths are relative to the working
+    directory. Raises what `model_of_run` raises, and ConfigError: one line with the file and line (or `--set`),
     the dotted key, the offending value, what is allowed, and the nearest key for an unknown one.
     """
     document = strict_yaml.read_file(path)
@@ -86,7 +91,8 @@ def load_run(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
         origins[key] = f"--set {override}"
         while key := section_of(key):
             origins.setdefault(key, f"--set {override}")
-    _resolve_preset(tree, origins)
+    if not _resolve_preset(tree, origins) and model_of_run is not None:
+        _lay_over_checkpoint(tree, model_of_run)
     try:
         return RunConfig.model_validate_json(json.dumps(tree))
     except ValidationError as error:
@@ -130,11 +136,11 @@ def _no_way_in(key: str, place: Value) -> str:
     return f"{key} is {json.dumps(place)}, which has no keys"
 
 
-def _resolve_preset(tree: dict[str, Value], origins: dict[str, str]) -> None:
-    """Replaces `model: {preset: name, ...}` by the preset's keys with the others laid over them."""
+def _resolve_preset(tree: dict[str, Value], origins: dict[str, str]) -> bool:
+    """Replaces `model: {preset: name, ...}` by the preset's keys with the others laid over; whether there is one."""
     model = tree.get("model")
     if not isinstance(model, dict) or "preset" not in model:
-        return
+        return False
     name = model.pop("preset")
     if not isinstance(name, str) or name not in PRESETS:
         hint = nearest(str(name), list(PRESETS))
@@ -143,6 +149,14 @@ def _resolve_preset(tree: dict[str, Value], origins: dict[str, str]) -> None:
             f"{', '.join(PRESETS)}" + (f" (did you mean '{hint}'?)" if hint else "")
         )
     tree["model"] = _overlaid(PRESETS[name]().model_dump(mode="json"), model)
+    return True
+
+
+def _lay_over_checkpoint(tree: dict[str, Value], model_of_run: ModelOfRun) -> None:
+    """Completes `model` from the checkpoint that the run starts from, if it names one."""
+    run, model = tree.get("run"), tree.get("model", {})
+    if isinstance(run, dict) and isinstance(model, dict) and (base := model_of_run(run)) is not None:
+        tree["model"] = _overlaid(base, model)
 
 
 def _overlaid(base: dict[str, Value], over: dict[str, Value]) -> dict[str, Value]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from ascend_moe_train.cli.config import OVERRIDES, RUN_FILE
+from ascend_moe_train.cli.config import OVERRIDES, RUN_FILE, whole_run
 
 
 @click.command("train")
@@ -14,10 +14,9 @@ from ascend_moe_train.cli.config import OVERRIDES, RUN_FILE
 def command(run_yaml: Path, overrides: tuple[str, ...], as_json: bool) -> int:
     """Train the model of RUN_YAML; the same command continues a run that was interrupted."""
     from ascend_moe_train.cli.environment import prepare_environment
-    from ascend_moe_train.config import load_run
     from ascend_moe_train.train.stop import StopRequest
 
-    config = load_run(run_yaml, overrides)
+    config = whole_run(run_yaml, overrides)
     prepare_environment()
     with StopRequest() as stop:
         from ascend_moe_train.train.json_view import JsonView

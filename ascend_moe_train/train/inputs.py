@@ -1,9 +1,12 @@
 """What a run reads besides its configuration, opened and checked before anything heavy is imported. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ascend_moe_train.checkpoint import store
+from ascend_moe_train.checkpoint.converted import model_meta
 from ascend_moe_train.checkpoint.starting import Start, check_model, open_whole
 from ascend_moe_train.config import RunConfig
 from ascend_moe_train.data.loader import EvalLoader, TrainLoader
@@ -51,6 +54,19 @@ def open_first_weights(config: RunConfig) -> Start | None:
     start = open_whole(Path(config.run.init_from))
     check_model(start, config.model)
     return start
+
+
+def model_of_run(run: Mapping[str, object]) -> dict[str, Any] | None:
+    """The model of the checkpoint that a run goes on from, or else starts from; None when it starts from no checkpoint.
+
+    `run` is that section of a run file, not checked yet. Raises CheckpointError: nothing there, or damaged.
+    """
+    folder, init_from = run.get("dir"), run.get("init_from")
+    if not isinstance(init_from, str):
+        return None
+    own = Path(folder) / CHECKPOINTS if isinstance(folder, str) else None
+    path = store.find(own if own is not None and _has_checkpoints(own) else Path(init_from))
+    return model_meta(store.read_manifest(path).meta, str(path)).model.model_dump(mode="json")
 
 
 def _has_checkpoints(root: Path) -> bool:

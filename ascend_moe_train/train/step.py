@@ -102,7 +102,8 @@ class TrainStep:
     def __init__(self, model: Transformer, optimizer: AdamW, num_micro: int) -> None:
         self.num_micro = num_micro
         self._num_moe_layers = model.num_moe_layers
-        self._balance = BalanceBiases(model.buffers(), model.balance_bias_rate) if model.buffers() else None
+        rate = model.balance_bias_rate if model.buffers() else None
+        self._balance = None if rate is None else BalanceBiases(model.buffers(), rate)
         gradients = _Gradients(model, optimizer.weights)
         if num_micro == 1:
             self._whole = _WholeStep(gradients, optimizer)

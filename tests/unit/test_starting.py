@@ -19,10 +19,10 @@ from ascend_moe_train.checkpoint.starting import (
     weights_sha256,
 )
 from ascend_moe_train.config import load_run
-from ascend_moe_train.errors import CheckpointError
+from ascend_moe_train.errors import CheckpointError, ConfigError
 from ascend_moe_train.model.adapters import adapters, delta
 from ascend_moe_train.model.config import LoraConfig, ModelConfig, MoEConfig, MTPConfig, RopeConfig
-from ascend_moe_train.train.inputs import open_first_weights
+from ascend_moe_train.train.inputs import model_of_run, open_first_weights
 from tests.adapted import Array, random_adapters, weights, write_adapters, write_weights
 
 MODEL_CONFIG = ModelConfig(
@@ -272,3 +272,20 @@ def test_weights_are_read_once_or_always_below_adapters(base: Path, tmp_path: Pa
     write_weights(tmp_path / "run" / "checkpoints", MODEL_CONFIG, weights(MODEL_CONFIG))
     assert open_first_weights(plain) is None
     assert open_first_weights(with_lora) is not None
+
+
+def test_the_model_is_that_of_the_checkpoint_unless_a_preset_is_named(base: Path, tmp_path: Path) -> None:
+    text = RUN.format(folder=tmp_path, init_from=base.parent)
+    head, _, tail = text.partition("model:")
+    (tmp_path / "run.yaml").write_text(head + tail.partition("}}\n")[2])
+    assert load_run(tmp_path / "run.yaml", (), model_of_run).model == MODEL_CONFIG
+    changed_loss = load_run(tmp_path / "run.yaml", ["model.moe.aux_loss_coef=0.5"], model_of_run).model
+    assert changed_loss == changed(aux_loss_coef=0.5)
+    assert load_run(tmp_path / "run.yaml", ["model.preset=tiny"], model_of_run).model.hidden == 32
+    with pytest.raises(ConfigError, match="model"):
+        load_run(tmp_path / "run.yaml", ["run.init_from=null"], model_of_run)
+    with pytest.raises(CheckpointError, match="absent: no checkpoint here"):
+        load_run(tmp_path / "run.yaml", [f"run.init_from={tmp_path}/absent"], model_of_run)
+    own = changed(aux_loss_coef=0.25)
+    write_weights(tmp_path / "run" / "checkpoints", own, weights(own))
+    assert load_run(tmp_path / "run.yaml", [f"run.init_from={tmp_path}/absent"], model_of_run).model == own
