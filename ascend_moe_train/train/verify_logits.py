@@ -63,8 +63,8 @@ def compare_logits(hugging_face: Path, checkpoint: Path) -> None:
     _check_memory(start)
     vocab_size = start.model.vocab_size
     tokens_1S = np.random.default_rng(0).integers(0, vocab_size, (1, _TOKENS)).astype(np.int32)
-    theirs_SV = _transformers_logits(hugging_face, tokens_1S)[:, :vocab_size]
-    ours_SV = _our_logits(start, tokens_1S)
+    theirs_SV = transformers_logits(hugging_face, tokens_1S)[:, :vocab_size]
+    ours_SV = our_logits(start, tokens_1S)
     errors_S = np.abs(ours_SV - theirs_SV).max(axis=1) / np.abs(theirs_SV).max()
     worst = int(errors_S.argmax())
     if not errors_S[worst] < TOLERANCE:
@@ -85,7 +85,8 @@ def _check_memory(start: Start) -> None:
         )
 
 
-def _transformers_logits(folder: Path, tokens_1S: NDArray[np.int32]) -> NDArray[np.float64]:
+def transformers_logits(folder: Path, tokens_1S: NDArray[np.int32]) -> NDArray[np.float64]:
+    """Of a Hugging Face folder, after every token (S, V). Raises CheckpointError for what transformers cannot run."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -104,9 +105,11 @@ def _transformers_logits(folder: Path, tokens_1S: NDArray[np.int32]) -> NDArray[
     return values
 
 
-def _our_logits(start: Start, tokens_1S: NDArray[np.int32]) -> NDArray[np.float64]:
-    model = load_model(start, _TOKENS)
-    position_1S = np.arange(_TOKENS, dtype=np.int32)[None]
+def our_logits(start: Start, tokens_1S: NDArray[np.int32]) -> NDArray[np.float64]:
+    """Of a checkpoint, after every token (S, V). Raises CheckpointError for damaged weights."""
+    num_tokens = tokens_1S.shape[1]
+    model = load_model(start, num_tokens)
+    position_1S = np.arange(num_tokens, dtype=np.int32)[None]
     inputs = (tokens_1S, np.zeros_like(tokens_1S), position_1S, np.array([-1], np.int32))
     values: NDArray[np.float64] = _Logits(model)(*map(ms.Tensor, inputs)).asnumpy().astype(np.float64)
     return values

@@ -63,6 +63,25 @@ def set_tensor(name: str, **values: object) -> Damage:
     return edit(lambda content: content["tensors"].setdefault(name, {}).update(values))
 
 
+def set_extra(name: str, size_bytes: int = 3) -> Damage:
+    return edit(lambda content: content.update(extras={name: {"size_bytes": size_bytes, "sha256": ZERO_SHA256}}))
+
+
+def with_extra_file(data: bytes) -> Damage:
+    def damage(path: Path) -> None:
+        set_extra("config.json")(path)
+        (path / "huggingface").mkdir()
+        (path / "huggingface" / "config.json").write_bytes(data)
+
+    return damage
+
+
+def extras_behind_a_link(path: Path) -> None:
+    set_extra("config.json")(path)
+    (path.parent.parent / "elsewhere").mkdir()
+    (path / "huggingface").symlink_to(path.parent.parent / "elsewhere")
+
+
 def replace_text(old: str, new: str) -> Damage:
     def damage(path: Path) -> None:
         text = (path / "manifest.json").read_text()
@@ -204,6 +223,13 @@ CASES: dict[str, tuple[Damage, str]] = {
     "shape_is_text": (set_tensor("w", shape="43"), MANIFEST + "tensor 'w': shape = '43'"),
     "sha256_short": (set_tensor("w", sha256="00"), MANIFEST + "tensor 'w': sha256 = '00'"),
     "sha256_wrong": (set_tensor("w", sha256=ZERO_SHA256), OTHER + "tensor 'w': sha256 does not match"),
+    "extra_missing": (set_extra("config.json"), "huggingface/config.json: missing"),
+    "extra_changed": (with_extra_file(b"{ }"), "huggingface/config.json: sha256 does not match the manifest"),
+    "extra_longer": (with_extra_file(b"{   }"), "huggingface/config.json: has 5 bytes, its manifest says 3"),
+    "extra_climbs_out": (set_extra("../config.json"), MANIFEST + "extras"),
+    "extra_in_a_folder": (set_extra("a/config.json"), MANIFEST + "extras"),
+    "extra_huge": (set_extra("config.json", size_bytes=2**60), MANIFEST + "extras"),
+    "extras_behind_a_link": (extras_behind_a_link, "huggingface: a symbolic link, which is not followed"),
     "tensor_key_unknown": (set_tensor("w", pickle=True), MANIFEST + "tensor 'w': pickle = True: "),
 }
 

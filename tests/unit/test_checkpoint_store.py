@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors import safe_open
@@ -20,6 +21,7 @@ from ascend_moe_train.errors import CheckpointError
 TENSORS: dict[str, np.ndarray[Any, Any]] = {
     "embed.weight": np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32),
     "half": np.arange(6, dtype=np.float16).reshape(2, 3),
+    "brain": np.arange(-3, 3, dtype=np.float32).astype(ml_dtypes.bfloat16).reshape(3, 2),
     "counts": np.array([-1, 2**40], dtype=np.int64),
     "ids": np.arange(4, dtype=np.int32),
     "bytes": np.arange(7, dtype=np.uint8),

@@ -60,7 +60,7 @@ def test_what_is_not_usable_is_described_all_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", [".", "nothing"])
 def test_nothing_to_describe(tmp_path: Path, path: str) -> None:
-    with pytest.raises(CheckpointError, match="neither a checkpoint|no such folder"):
+    with pytest.raises(CheckpointError, match=r"neither a checkpoint|no such folder"):
         describe(tmp_path / path)
 
 
