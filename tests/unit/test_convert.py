@@ -16,6 +16,7 @@ from ascend_moe_train.checkpoint.converted import CARRIED, MODEL, PADDING, model
 from ascend_moe_train.checkpoint.huggingface import from_hf, tensor_shapes, to_hf
 from ascend_moe_train.checkpoint.huggingface_config import model_config_from_hf
 from ascend_moe_train.checkpoint.layout import Manifest
+from ascend_moe_train.checkpoint.starting import open_start
 from ascend_moe_train.errors import CheckpointError
 from ascend_moe_train.presets import tiny
 from tests.hf_folders import (
@@ -227,6 +228,31 @@ def test_export_like_another_folder(tmp_path: Path) -> None:
             key: value for key, value in config.items() if "dtype" not in key
         }
         assert (tmp_path / f"back-{like.name}" / "tokenizer.json").exists()
+
+
+def test_a_fine_tuned_run_is_exported_as_what_it_started_from(tmp_path: Path) -> None:
+    config, tensors = golden_model(MIXTRAL, "F32")
+    imported(write_folder(tmp_path / "hf", config, tensors), tmp_path / "ours")
+    start = open_start(tmp_path / "ours")
+    meta = {"config": {"model": start.model.model_dump(mode="json")}, "started_from": start.record.model_dump()}
+    store.save(tmp_path / "run", 1, store.load(tmp_path / "ours")[0], meta, keep=1)
+    same_tensors(exported(tmp_path / "run", tmp_path / "back"), tensors)
+    found = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert {key for key in found.keys() | config.keys() if found.get(key) != config.get(key)} <= {
+        "dtype",
+        "torch_dtype",
+    }
+    assert (tmp_path / "back" / "chat_template.jinja").exists()
+    (tmp_path / "ours").rename(tmp_path / "moved")
+    exported(tmp_path / "run", tmp_path / "without")
+    assert not (tmp_path / "without" / "chat_template.jinja").exists()
+
+
+def test_adapters_alone_are_not_a_model(tmp_path: Path) -> None:
+    meta = {"config": {"model": tiny().model_dump(mode="json")}}
+    store.save(tmp_path / "run", 1, {"adapters.x": np.zeros(3, np.float32)}, meta, keep=1)
+    with pytest.raises(CheckpointError, match="holds adapters only; amt convert merge"):
+        exported(tmp_path / "run", tmp_path / "back")
 
 
 def test_export_like_another_model(tmp_path: Path) -> None:
