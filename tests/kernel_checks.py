@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_moe_train.model.config import MoEConfig, RopeConfig
+from ascend_moe_train.model.config import ClampedSwiGLUConfig, MoEConfig, RopeConfig
 from tests.oracle.arrays import logsumexp
 from tests.oracle.attention import attention, attention_vjp
 from tests.oracle.dispatch import Dispatch, capacity, dispatch
-from tests.oracle.ffn import gated, gated_vjp
+from tests.oracle.ffn import clamped_gated, clamped_gated_vjp, gated, gated_vjp
 from tests.oracle.loss import NOT_COUNTED, cross_entropy_vjp
 from tests.oracle.norm import rms_norm, rms_norm_vjp
 from tests.oracle.rope import apply_rope, apply_rope_vjp, rope_angles
@@ -173,6 +173,19 @@ def check_swiglu(case: Case) -> Check:
     return Check(inputs=(h,), result=gated(h), weight=dy, gradients=(gated_vjp(dy, h),), wrt=(0,))
 
 
+def check_clamped_swiglu(case: Case) -> Check:
+    clamp = ClampedSwiGLUConfig(alpha=1.7, limit=3.0)
+    h, dy = normal((case.T, 2 * case.F), 38, scale=4), normal((case.T, case.F), 39)
+    return Check(
+        inputs=(h,),
+        constants=(clamp.alpha, clamp.limit),
+        result=clamped_gated(h, clamp),
+        weight=dy,
+        gradients=(clamped_gated_vjp(dy, h, clamp),),
+        wrt=(0,),
+    )
+
+
 def routing(case: Case) -> tuple[Array, Array]:
     """Experts and gates of every assignment; gates have many ties."""
     generator = np.random.default_rng(19)
@@ -227,6 +240,16 @@ def check_grouped_matmul(case: Case) -> Check:
     return Check(inputs=(x, w, count.astype(np.int32)), result=result, weight=dy, gradients=(dx, dw), wrt=(0, 1))
 
 
+def check_add_by_expert(case: Case) -> Check:
+    x, b, dy = normal((case.rows, case.F), 35), normal((case.E, case.F), 36), normal((case.rows, case.F), 37)
+    count = dispatched(case).count_E
+    expert = np.repeat(np.arange(case.E), count)
+    result, db = x.astype(np.float64), np.zeros(b.shape)
+    result[: len(expert)] += b[expert]
+    np.add.at(db, expert, dy[: len(expert)].astype(np.float64))
+    return Check(inputs=(x, b, count.astype(np.int32)), result=result, weight=dy, gradients=(dy, db), wrt=(0, 1))
+
+
 def check_cross_entropy(case: Case) -> Check:
     logits, dloss = normal((case.T, case.V), 27, scale=3), normal((case.T,), 28)
     target: Array = np.random.default_rng(29).integers(NOT_COUNTED, case.V, case.T).astype(np.int32)
@@ -246,8 +269,10 @@ CHECKS: dict[str, Callable[[Case], Check]] = {
     "attention_to_a_window": check_attention_to_a_window,
     "split": check_split,
     "swiglu": check_swiglu,
+    "clamped_swiglu": check_clamped_swiglu,
     "permute": check_permute,
     "combine": check_combine,
     "grouped_matmul": check_grouped_matmul,
+    "add_by_expert": check_add_by_expert,
     "cross_entropy": check_cross_entropy,
 }

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ascend_moe_train.model.config import ModelConfig
+from ascend_moe_train.model.counts import parameter_shapes
 from ascend_moe_train.optim.config import LossScaleConfig, OptimConfig
 from tests.oracle.adamw import Moments, adamw, clip_by_global_norm
 from tests.oracle.arrays import F64
@@ -14,12 +15,18 @@ from tests.oracle.differences import numeric_slope, numeric_vjp, relative_error
 from tests.oracle.loss import cross_entropy, cross_entropy_vjp
 from tests.oracle.loss_scale import LossScale, after_step
 from tests.oracle.lr import learning_rate
+from tests.oracle.mtp import further_depths
 from tests.oracle.transformer import Inputs, inputs, transformer, transformer_grads
 from tests.oracle.weights import random_params
 
 TOLERANCE = 1e-6
 
 MOE: dict[str, object] = {"num_experts": 4, "top_k": 2, "ffn": 5, "aux_loss_coef": 0.3, "z_loss_coef": 0.2}
+
+MLA: dict[str, object] = {"kv_latent": 6, "nope_dim": 3, "rope_dim": 2, "value_dim": 5}
+YARN: dict[str, object] = {"scaling": "yarn", "factor": 2.0, "original_positions": 16, "mscale_all_dim": 0.8}
+BIASED_EXPERTS: dict[str, object] = {"expert_bias": True, "clamped_swiglu": {"alpha": 1.3, "limit": 1.1}}
+GROUPS: dict[str, object] = {"num_groups": 2, "top_groups": 1, "groups_by": "best_two", "balance_bias_rate": 0.1}
 
 MODELS: dict[str, dict[str, object]] = {
     "dense": {},
@@ -36,6 +43,18 @@ MODELS: dict[str, dict[str, object]] = {
         "moe": {**MOE, "score": "sigmoid", "routed_scale": 2.0},
         "rope": {"theta": 100.0, "scaling": "linear", "factor": 2.0},
     },
+    "latent": {"attention": {"mla": MLA}, "moe": MOE},
+    "latent_queries_yarn": {"attention": {"mla": {**MLA, "q_latent": 5}}, "rope": YARN},
+    "windows_sinks_biases": {
+        "attention": {"bias": "all", "sinks": True, "window": 2, "window_layers": (1,)},
+        "moe": {**MOE, "score_order": "after_topk", "router_bias": True, **BIASED_EXPERTS},
+    },
+    "bias_partial_rope": {"attention": {"bias": "qkv"}, "rope": {"fraction": 0.5}, "qk_norm": "full"},
+    "groups_balance_bias_mtp": {
+        "moe": {**MOE, "score": "sigmoid", **GROUPS, "aux_loss_scope": "sequence"},
+        "mtp": {"depth": 2, "loss_coef": 0.7},
+    },
+    "dense_mtp_tied": {"mtp": {"depth": 1}, "tie_embeddings": True},
 }
 
 
@@ -62,7 +81,7 @@ def test_transformer_gradients(name: str, sequences: int, length: int) -> None:
     config = model_config(name)
     params, batch = random_params(config, seed=1), batch_of(config, sequences, length)
     out, grads = transformer_grads(params, config, batch)
-    assert grads.keys() == params.keys()
+    assert grads.keys() == parameter_shapes(config).keys()
     rng = np.random.default_rng(2)
     for weight, grad in grads.items():
         assert grad.shape == params[weight].shape
@@ -85,6 +104,20 @@ def test_transformer_router_gradients_entry_by_entry() -> None:
     for weight in ("layers.0.moe.router.weight", "layers.1.attn.q_norm.weight", "layers.0.attn_norm.weight"):
         expected = numeric_vjp(_total(weight, params, config, batch), params[weight], 1.0)
         assert relative_error(grads[weight], expected) < TOLERANCE, weight
+
+
+def test_transformer_total_adds_multi_token_prediction() -> None:
+    config = model_config("dense_mtp_tied")
+    params, batch = random_params(config, seed=1), batch_of(config, 2, 5)
+    out = transformer(params, config, batch)
+    assert out.total == pytest.approx(out.cross_entropy + 0.3 * out.further, rel=1e-15)
+    # two documents of 2 and 3 tokens: in each, the last token has no target two places on
+    assert config.mtp is not None
+    counted = [
+        (depth.targets_BS >= 0).tolist()
+        for depth in further_depths(out.logits_BSV[..., :8].reshape(-1, 8), params, config, batch)
+    ]
+    assert counted == [[[True, False, True, True, False]] * 2]
 
 
 def test_transformer_total_adds_the_router_losses() -> None:

@@ -99,9 +99,11 @@ class PortableKernels:
 
     def clamped_swiglu(self, h_RF: Tensor, alpha: float, limit: float) -> Tensor:
         half = h_RF.shape[-1] // 2
-        highest = ops.full_like(h_RF[..., :half], limit)
-        gate = ops.minimum(h_RF[..., :half], highest)
-        up = ops.maximum(ops.minimum(h_RF[..., half:], highest), -highest)
+        highest = ops.full_like(h_RF, limit)
+        low = ops.minimum(h_RF, highest)
+        # what is not finite stays so: clamped, it would hide from whoever watches the loss
+        low = ops.select(ops.isfinite(h_RF), low, h_RF)
+        gate, up = low[..., :half], ops.maximum(low[..., half:], -highest[..., half:])
         return (up + 1.0) * gate * ops.sigmoid(alpha * gate)
 
     def sort_by_expert(
