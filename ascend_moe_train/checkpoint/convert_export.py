@@ -13,7 +13,7 @@ from ascend_moe_train.checkpoint import layout
 from ascend_moe_train.checkpoint.convert import Check, Converted, check_lines, num_workers, summary
 from ascend_moe_train.checkpoint.convert_source import CheckpointSource, VerifiedTensor, open_source
 from ascend_moe_train.checkpoint.convert_target import DTYPES, ExportOptions, Target, target_of
-from ascend_moe_train.checkpoint.converted import ADAPTERS, CARRIED, MODEL, PADDING, VOCABULARY_TENSORS
+from ascend_moe_train.checkpoint.converted import CARRIED, MODEL, PADDING, VOCABULARY_TENSORS
 from ascend_moe_train.checkpoint.files import write_synced
 from ascend_moe_train.checkpoint.huggingface import Entry, check_shapes, contiguous, name_table, split_block
 from ascend_moe_train.checkpoint.huggingface_folder import INDEX, SINGLE
@@ -114,8 +114,6 @@ def export_folder(
 
 def _check(source: CheckpointSource, entries: list[Entry]) -> None:
     weights = {name: entry for name, entry in source.manifest.tensors.items() if name.startswith(MODEL)}
-    if not weights and any(name.startswith(ADAPTERS) for name in source.manifest.tensors):
-        raise CheckpointError(f"{source.path}: holds adapters only; amt convert merge makes whole weights of it")
     check_shapes(
         {name.removeprefix(MODEL): entry.shape for name, entry in weights.items()},
         {entry.ours: entry.shape for entry in entries},

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ascend_moe_train.checkpoint import store
-from ascend_moe_train.checkpoint.converted import ADAPTERS
+from ascend_moe_train.checkpoint.converted import ADAPTERS, only_adapters
 from ascend_moe_train.checkpoint.layout import Manifest
 from ascend_moe_train.checkpoint.safetensors_stream import Array, Place, read_header, read_pieces, read_tensor
 from ascend_moe_train.errors import CheckpointError
@@ -26,7 +26,7 @@ def open_source(checkpoint: Path) -> CheckpointSource:
     path = store.find(checkpoint)
     manifest = store.read_manifest(path)
     if any(name.startswith(ADAPTERS) for name in manifest.tensors):
-        raise CheckpointError(f"{path}: holds adapters only; `amt convert merge` makes whole weights of it")
+        raise only_adapters(path)
     places = {name: place for file in manifest.by_file() for name, place in read_header(path / file).items()}
     return CheckpointSource(path=path, manifest=manifest, places=places)
 

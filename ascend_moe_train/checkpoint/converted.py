@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
@@ -108,3 +109,8 @@ def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     for key, value in tree.items():
         leaves |= flat(value, f"{prefix}.{key}" if prefix else str(key))
     return leaves
+
+
+def only_adapters(path: Path) -> CheckpointError:
+    """The error for a checkpoint whose weights are elsewhere."""
+    return CheckpointError(f"{path}: holds adapters only; `amt convert merge` makes whole weights of it")

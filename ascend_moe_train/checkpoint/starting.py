@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from ascend_moe_train.checkpoint import store
-from ascend_moe_train.checkpoint.converted import ADAPTERS, MODEL, model_meta, output_differences
+from ascend_moe_train.checkpoint.converted import ADAPTERS, MODEL, model_meta, only_adapters, output_differences
 from ascend_moe_train.checkpoint.huggingface import check_shapes, tensor_shapes
 from ascend_moe_train.checkpoint.layout import MANIFEST_NAME, Manifest
 from ascend_moe_train.errors import CheckpointError
@@ -105,7 +105,7 @@ def open_whole(path: Path) -> Start:
     """As `open_start`, for a checkpoint with all weights. Raises CheckpointError for one of adapters, too."""
     path = store.find(path)
     if _lora(store.read_manifest(path), path) is not None:
-        raise CheckpointError(f"{path}: holds adapters only; `amt convert merge` makes whole weights of it")
+        raise only_adapters(path)
     return open_start(path)
 
 

@@ -251,7 +251,7 @@ def test_a_fine_tuned_run_is_exported_as_what_it_started_from(tmp_path: Path) ->
 def test_adapters_alone_are_not_a_model(tmp_path: Path) -> None:
     meta = {"config": {"model": tiny().model_dump(mode="json")}}
     store.save(tmp_path / "run", 1, {"adapters.x": np.zeros(3, np.float32)}, meta, keep=1)
-    with pytest.raises(CheckpointError, match="holds adapters only; amt convert merge"):
+    with pytest.raises(CheckpointError, match="holds adapters only; `amt convert merge`"):
         exported(tmp_path / "run", tmp_path / "back")
 
 
