@@ -153,6 +153,43 @@ LIVE_CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
             {**_QWEN3, "norm_topk_prob": True, "num_hidden_layers": 3, "mlp_only_layers": [1]},
         ),
         "qwen3_moe_every_second_layer": ("Qwen3Moe", {**_QWEN3, "decoder_sparse_step": 2}),
+        "qwen3_biased": ("Qwen3", {**_DENSE, "attention_bias": True}),
+        "llama_biased_yarn": (
+            "Llama",
+            {
+                **_DENSE,
+                "attention_bias": True,
+                "head_dim": 12,
+                "rope_parameters": {
+                    "rope_type": "yarn",
+                    "rope_theta": 500.0,
+                    "factor": 4.0,
+                    "beta_fast": 4.0,
+                    "original_max_position_embeddings": 32,
+                },
+            },
+        ),
+        "deepseek_v2_groups": (
+            "DeepseekV2",
+            {
+                **_DEEPSEEK,
+                **_GROUPS,
+                "topk_method": "group_limited_greedy",
+                "q_lora_rank": 14,
+                "n_shared_experts": 1,
+                "routed_scaling_factor": 2.0,
+                "first_k_dense_replace": 0,
+            },
+        ),
+        "deepseek_v3_two_tokens_further": (
+            "DeepseekV3",
+            {**_DEEPSEEK_V3, "norm_topk_prob": False, "num_hidden_layers": 1, "num_nextn_predict_layers": 2},
+        ),
+        "glm4_moe_plain": ("Glm4Moe", {**_GLM4, "attention_bias": False, "use_qk_norm": False, "head_dim": 8}),
+        "gpt_oss_windows_everywhere": (
+            "GptOss",
+            {**_GPT_OSS, "attention_bias": False, "layer_types": ["sliding_attention"] * 2, "swiglu_alpha": 1.0},
+        ),
     }
 )
 

@@ -86,7 +86,17 @@ def test_golden_file_is_what_transformers_computes_now(case: str) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    ["mixtral_tied_wide_heads", "qwen3_moe_normalised_with_a_dense_layer", "qwen3_moe_every_second_layer"],
+    [
+        "mixtral_tied_wide_heads",
+        "qwen3_moe_normalised_with_a_dense_layer",
+        "qwen3_moe_every_second_layer",
+        "qwen3_biased",
+        "llama_biased_yarn",
+        "deepseek_v2_groups",
+        "deepseek_v3_two_tokens_further",
+        "glm4_moe_plain",
+        "gpt_oss_windows_everywhere",
+    ],
 )
 def test_oracle_matches_transformers_live(case: str) -> None:
     make_golden = _live()
