@@ -9,8 +9,8 @@ import os
 import shutil
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,6 +26,8 @@ from ascend_moe_train.units import format_bytes
 
 # Pieces that are written, read back and hashed while they are in the CPU's cache.
 _PIECE_BYTES = 2**20
+# The disk works while others compute, and little is left for it when they are done.
+_FLUSHED_AT_ONCE_BYTES = 64 * 2**20
 
 Progress = Callable[[int, int], None]
 """(bytes done, bytes in all)"""
@@ -80,6 +82,7 @@ class _File:
         self.path = path
         self.layout = layout
         self.pending = set(layout.offsets_bytes)
+        self.unflushed_bytes = 0
         with naming("write", path):
             self.descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666)
             if layout.total_bytes:
@@ -108,6 +111,8 @@ class Output:
         self._running: dict[str, Digest] = {}
         self._done_bytes, self._total_bytes = 0, sum(sizes_bytes.values())
         self._stop = threading.Event()
+        self._flusher = ThreadPoolExecutor(1, thread_name_prefix="flush")
+        self._flushes: list[Future[None]] = []
         self.digests: dict[str, str] = {}
 
     def reuse(self) -> int:
@@ -133,13 +138,13 @@ class Output:
         with ThreadPoolExecutor(workers, thread_name_prefix="convert") as pool:
             futures = [pool.submit(self._do, job) for job in todo]
             try:
-                done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-                errors = [future.exception() for future in done]
-                for error in sorted(filter(None, errors), key=lambda error: isinstance(error, Stopped)):
-                    raise error
+                done = wait(futures, return_when=FIRST_EXCEPTION).done
+                _raise_first([*done, *(flush for flush in self._flushes if flush.done())])
+                _raise_first(wait(self._flushes, return_when=FIRST_EXCEPTION).done)
             finally:
                 self._stop.set()
                 pool.shutdown(cancel_futures=True)
+                self._flusher.shutdown(cancel_futures=True)
                 for file in self._open.values():
                     os.close(file.descriptor)
         missing = [name for name in self._sizes_bytes if name not in self.digests]
@@ -196,15 +201,24 @@ class Output:
         with self._lock:
             self.digests[name] = digest.hexdigest()
             file.pending.discard(name)
-            if file.pending:
-                return
-        with naming("write", file.path):
-            os.fsync(file.descriptor)
-        with self._lock:
-            del self._open[file.path.name]
-            os.close(file.descriptor)
-            digests = {name: self.digests[name] for name in file.layout.offsets_bytes}
-            self._journal.add(file.path.name, digests)
+            file.unflushed_bytes += size
+            if not file.pending or file.unflushed_bytes > _FLUSHED_AT_ONCE_BYTES:
+                file.unflushed_bytes = 0
+                self._flushes.append(self._flusher.submit(self._flush, file, complete=not file.pending))
+
+    def _flush(self, file: _File, *, complete: bool) -> None:
+        """In the one thread that waits for the disk, so that those that compute do not."""
+        try:
+            with naming("write", file.path):
+                os.fsync(file.descriptor)
+            if complete:
+                with self._lock:
+                    del self._open[file.path.name]
+                os.close(file.descriptor)
+                self._journal.add(file.path.name, {name: self.digests[name] for name in file.layout.offsets_bytes})
+        except BaseException:
+            self._stop.set()
+            raise
 
     def _holds(self, file: str, digests: Mapping[str, str]) -> bool:
         path, layout = self._folder / file, self._files[file]
@@ -232,6 +246,13 @@ class Output:
         with self._lock:
             self._done_bytes += size_bytes
             self._progress(self._done_bytes, self._total_bytes)
+
+
+def _raise_first(done: Iterable[Future[None]]) -> None:
+    """Raises what ended one of the threads, rather than what ended the others because of it."""
+    errors = [error for future in done if (error := future.exception()) is not None]
+    for error in sorted(errors, key=lambda error: isinstance(error, Stopped)):
+        raise error
 
 
 def _write(descriptor: int, data: memoryview, offset_bytes: int) -> None:

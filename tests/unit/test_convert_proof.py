@@ -218,6 +218,23 @@ def test_a_full_disk_keeps_what_is_finished(source: Path, monkeypatch: pytest.Mo
     assert run_import(source, source.parent / "out").files_reused > 0
 
 
+@pytest.mark.parametrize("good_calls", [0, 2])
+def test_a_disk_that_cannot_hold_on_to_data(source: Path, monkeypatch: pytest.MonkeyPatch, good_calls: int) -> None:
+    real, left = os.fsync, [good_calls]
+
+    def broken(descriptor: int) -> None:
+        if Path(f"/proc/self/fd/{descriptor}").readlink().suffix == ".safetensors":
+            left[0] -= 1
+            if left[0] < 0:
+                raise OSError(5, "Input/output error")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(CheckpointError, match=r"cannot write .*tensors-\d+\.safetensors: Input/output error"):
+        run_import(source, source.parent / "out")
+    assert names_beside(source) == ([PARTIAL, "hf"] if good_calls else ["hf"])
+
+
 def test_too_little_space_is_said_at_once(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type("Usage", (), {"free": 10})
     monkeypatch.setattr("ascend_moe_train.checkpoint.stream_output.shutil.disk_usage", lambda path: usage)
