@@ -4,6 +4,7 @@ import json
 import math
 import os
 import sys
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ class FiniteRange(click.FloatRange):
     "--checkpoint", required=True, type=click.Path(path_type=Path), help="A checkpoint, or a folder of them (newest)."
 )
 @click.option("--prompt", required=True, help="The text to continue; - reads it from stdin.")
+@click.option("--chat", "is_chat", is_flag=True, help="The prompt is a user's message: print the model's answer to it.")
 @click.option("--tokenizer", help="Another tokenizer.json than the run's, or the converted one.")
 @click.option("--context", type=click.IntRange(2, 1_000_000), help="See so many tokens; else as in training, or 512.")
 @click.option("--max-tokens", default=200, show_default=True, type=click.IntRange(1, 1_000_000), help="At most.")
@@ -37,6 +39,7 @@ class FiniteRange(click.FloatRange):
 def command(
     checkpoint: Path,
     prompt: str,
+    is_chat: bool,
     tokenizer: str | None,
     context: int | None,
     max_tokens: int,
@@ -53,12 +56,17 @@ def command(
     if out is not None:
         _check_out(out)
     prepare_environment()
-    from ascend_moe_train.train.generate import Sampling, load_generator, text_pieces
+    from ascend_moe_train.train.generate import Sampling, chat_prompt, load_generator, text_pieces
     from ascend_moe_train.train.metrics import replace_file
 
+    asked = chat_prompt(checkpoint, tokenizer, text) if is_chat else text
     generator, words = load_generator(checkpoint, tokenizer, context)
     sampling = Sampling(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    tokens = generator.tokens(words.encode(text) or [words.eod_id], sampling, words.eod_id)
+    start = words.encode_marked([asked])[0][0] if is_chat else words.encode(asked) or [words.eod_id]
+    tokens = generator.tokens(start, sampling, words.eod_id)
+    if is_chat:
+        # the end of a turn is one of the special tokens, the template knows which
+        text, tokens = "", takewhile(lambda token: token not in words.special_ids, tokens)
     if as_json:
         drawn = list(tokens)
         text = "".join(text_pieces(words, text, drawn))

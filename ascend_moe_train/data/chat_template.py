@@ -12,10 +12,9 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from ascend_moe_train.data import chat_worker
-from ascend_moe_train.data.manifest import TEMPLATE_NAME
+from ascend_moe_train.data.manifest import TEMPLATE_NAME, TOKENIZER_CONFIG_NAME
 from ascend_moe_train.errors import DataError
 
-CONFIG_NAME = "tokenizer_config.json"
 MAX_TEMPLATE_BYTES = 1 << 20
 MAX_CONFIG_BYTES = 1 << 28
 # Which of the assistant's turns count in the loss.
@@ -26,11 +25,15 @@ _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
 
 @dataclass(frozen=True, kw_only=True)
 class TemplateSource:
-    """A template's text, the file it came from, and the special tokens it may name."""
+    """A template's text, the file it came from, and the special tokens it may name.
+
+    `config` is the text of the tokenizer_config.json that says which these are, if there is one.
+    """
 
     text: str
     path: Path
     variables: Mapping[str, str]
+    config: str | None = None
 
     @property
     def sha256(self) -> str:
@@ -53,13 +56,16 @@ def find_template(tokenizer: Path, given: Path | None, eod_token: str) -> Templa
     The special tokens come from tokenizer_config.json; a tokenizer without one still has its end-of-document token as
     `eos_token`. Raises DataError naming the file.
     """
-    config_path = tokenizer.with_name(CONFIG_NAME)
-    config = _read_config(config_path)
+    config_path = tokenizer.with_name(TOKENIZER_CONFIG_NAME)
+    text = _read_text(config_path, MAX_CONFIG_BYTES) if config_path.is_file() else None
+    config = {} if text is None else _parse_config(text, config_path)
     variables = {"eos_token": eod_token} | _special_tokens(config, config_path)
     path = given or tokenizer.with_name(TEMPLATE_NAME)
     if given is not None or path.is_file():
-        return TemplateSource(text=_read_text(path, MAX_TEMPLATE_BYTES), path=path, variables=variables)
-    return TemplateSource(text=_template_in(config, config_path, tokenizer), path=config_path, variables=variables)
+        template = _read_text(path, MAX_TEMPLATE_BYTES)
+    else:
+        path, template = config_path, _template_in(config, config_path, tokenizer)
+    return TemplateSource(text=template, path=path, variables=variables, config=text)
 
 
 def _read_text(path: Path, max_bytes: int) -> str:
@@ -75,11 +81,9 @@ def _read_text(path: Path, max_bytes: int) -> str:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def _read_config(path: Path) -> Mapping[str, Any]:
-    if not path.is_file():
-        return {}
+def _parse_config(text: str, path: Path) -> Mapping[str, Any]:
     try:
-        config = json.loads(_read_text(path, MAX_CONFIG_BYTES))
+        config = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not JSON that can be read: {' '.join(str(error).split())[:200]}") from error
     if not isinstance(config, dict):
@@ -107,7 +111,8 @@ def _template_in(config: Mapping[str, Any], path: Path, tokenizer: Path) -> str:
         template = named.get("default")
     if template is None:
         raise DataError(
-            f"{tokenizer}: no chat template beside it, neither {TEMPLATE_NAME} nor chat_template in {CONFIG_NAME}; "
+            f"{tokenizer}: no chat template beside it, neither {TEMPLATE_NAME} nor chat_template in "
+            f"{TOKENIZER_CONFIG_NAME}; "
             "name one with --chat-template"
         )
     if not isinstance(template, str) or len(template.encode("utf-8", "replace")) > MAX_TEMPLATE_BYTES:
@@ -150,6 +155,12 @@ class ChatRenderer:
         """The text of one conversation. Raises DataError that begins with `where` and tells what the template did."""
         answer = self._ask(conversation, f"{where}: chat template {self._source.path}")
         return Rendered(text=answer["text"], spans=answer["spans"])
+
+    def prompt(self, message: str, where: str) -> str:
+        """The text after which the assistant answers a user's message. Raises DataError as `render` does."""
+        question = {"messages": [{"role": "user", "content": message}], "tools": None, "prompt": True}
+        text: str = self._ask(question, f"{where}: chat template {self._source.path}")["text"]
+        return text
 
     def _ask(self, question: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         sink, source = self._process.stdin, self._process.stdout

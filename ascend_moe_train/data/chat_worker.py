@@ -6,7 +6,8 @@ on memory.
 
 It is run as a file, reads one JSON object per line from standard input and answers each with one: first the settings
 (`template`, `variables`, `answers`), then conversations (`messages`, `tools`). An answer is `text` and `spans` (start
-and end of each assistant turn in characters), or `error`.
+and end of each assistant turn in characters), or `error`. With `prompt`, the text goes up to where the assistant's next
+turn begins, and there are no spans.
 """
 
 import json
@@ -162,9 +163,13 @@ def answers(lines: Iterator[bytes]) -> Iterator[Mapping[str, Any]]:
     for line in lines:
         asked = json.loads(line)
         only_last = settings["answers"] == "last"
+        spans: list[Span] = []
         try:
             with _alarm():
-                text, spans = conversation(template, asked["messages"], asked["tools"], only_last=only_last)
+                if asked.get("prompt"):
+                    text = template.render(asked["messages"], asked["tools"], prompt=True)
+                else:
+                    text, spans = conversation(template, asked["messages"], asked["tools"], only_last=only_last)
         except Exception as error:  # see above
             yield {"error": _describe(error)}
         else:

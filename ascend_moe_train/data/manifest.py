@@ -14,6 +14,7 @@ from ascend_moe_train.part import Part
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
 TEMPLATE_NAME = "chat_template.jinja"
+TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
 SPLITS = ("train", "valid")
 # What follows a split's name in the name of the shard that has a 1 for each of its tokens that counts in the loss.
 COUNTED_SUFFIX = "-counted"
@@ -22,6 +23,7 @@ CORPUS_FILES = frozenset(
         MANIFEST_NAME,
         TOKENIZER_NAME,
         TEMPLATE_NAME,
+        TOKENIZER_CONFIG_NAME,
         *(f"{split}{shard}.{kind}" for split in SPLITS for shard in ("", COUNTED_SUFFIX) for kind in ("bin", "idx")),
     }
 )

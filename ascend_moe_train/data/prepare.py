@@ -22,6 +22,7 @@ from ascend_moe_train.data.manifest import (
     MANIFEST_NAME,
     SPLITS,
     TEMPLATE_NAME,
+    TOKENIZER_CONFIG_NAME,
     TOKENIZER_NAME,
     Arguments,
     FileRecord,
@@ -292,6 +293,8 @@ def _write(folder: Path, survey: _Survey, arguments: Arguments, given: _Given, p
     texts_beside = {TOKENIZER_NAME: tokenizer_text}
     if given.template is not None:
         texts_beside[TEMPLATE_NAME] = given.template.text
+        if given.template.config is not None:
+            texts_beside[TOKENIZER_CONFIG_NAME] = given.template.config
     for name, text in texts_beside.items():
         write_synced(folder / name, text.encode())
         checksums[name] = _sha256(text)

@@ -20,7 +20,7 @@ class Tokenizer:
     """Text to token ids and back. `vocab_size` is the largest id plus one; `eod_id` ends every document,
     `eod_token` is its spelling.
 
-    `special_tokens` are those that mean something besides their text.
+    `special_tokens` are those that mean something besides their text, `special_ids` their numbers.
     """
 
     def __init__(self, backend: BackendTokenizer, name: str) -> None:
@@ -37,9 +37,10 @@ class Tokenizer:
         self._backend = backend
         self.eod_token = eod_tokens[0]
         self.eod_id = vocabulary[self.eod_token]
-        self.special_tokens = frozenset(
-            token.content for token in backend.get_added_tokens_decoder().values() if token.special
-        )
+        special = {
+            number: token.content for number, token in backend.get_added_tokens_decoder().items() if token.special
+        }
+        self.special_tokens, self.special_ids = frozenset(special.values()), frozenset(special)
         self.vocab_size = max(vocabulary.values()) + 1
 
     def encode(self, text: str) -> list[int]:

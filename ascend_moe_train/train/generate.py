@@ -15,7 +15,8 @@ from pydantic import ValidationError
 from ascend_moe_train.checkpoint.layout import EXTRAS_FOLDER
 from ascend_moe_train.checkpoint.starting import Start, open_start, read_weights
 from ascend_moe_train.config import RunConfig
-from ascend_moe_train.data.tokenizer import Tokenizer
+from ascend_moe_train.data.chat_template import ChatRenderer, find_template
+from ascend_moe_train.data.tokenizer import Tokenizer, load_tokenizer
 from ascend_moe_train.errors import CheckpointError, TrainingError
 from ascend_moe_train.model.kernels.select import choose
 from ascend_moe_train.model.transformer import Transformer
@@ -126,14 +127,30 @@ def load_generator(path: Path, tokenizer_path: str | None, context: int | None =
     """
     start = open_start(path)
     run = _run(start)
-    found = _own_tokenizer(start) if run is None else Path(run.data.tokenizer)
-    tokenizer_file = found if tokenizer_path is None else Path(tokenizer_path)
-    if tokenizer_file is None:
-        raise CheckpointError(f"{start.path}: came without {TOKENIZER}: name one with --tokenizer")
-    tokenizer = open_tokenizer(tokenizer_file, start.model.vocab_size)
+    tokenizer = open_tokenizer(_tokenizer_file(start, run, tokenizer_path), start.model.vocab_size)
     seq_len = context or (CONTEXT if run is None else run.data.seq_len)
     model = load_model(start, seq_len)
     return Generator(model, seq_len, tokenizer.vocab_size), tokenizer
+
+
+def chat_prompt(path: Path, tokenizer_path: str | None, message: str) -> str:
+    """The text that a model continues with its answer to a user's message: see `chat_template.find_template`.
+
+    Arguments as of `load_generator`. Raises DataError: no template, or one that cannot be used.
+    """
+    start = open_start(path)
+    file = _tokenizer_file(start, _run(start), tokenizer_path)
+    with ChatRenderer(find_template(file, None, load_tokenizer(file).eod_token), "last") as renderer:
+        return renderer.prompt(message, "--prompt")
+
+
+def _tokenizer_file(start: Start, run: RunConfig | None, given: str | None) -> Path:
+    if given is not None:
+        return Path(given)
+    found = _own_tokenizer(start) if run is None else Path(run.data.tokenizer)
+    if found is None:
+        raise CheckpointError(f"{start.path}: came without {TOKENIZER}: name one with --tokenizer")
+    return found
 
 
 def load_model(start: Start, num_positions: int) -> Transformer:

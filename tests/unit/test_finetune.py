@@ -11,6 +11,7 @@ import pytest
 
 from ascend_moe_train.checkpoint import store
 from ascend_moe_train.checkpoint.starting import open_start
+from ascend_moe_train.cli import main as cli
 from ascend_moe_train.config import RunConfig, load_run
 from ascend_moe_train.data.tokenizer import Tokenizer
 from ascend_moe_train.errors import CheckpointError, ConfigError
@@ -84,7 +85,7 @@ def answer(generator: Generator, tokenizer: Tokenizer, text: str) -> str:
     return tokenizer.decode(list(generator.tokens(ids, Sampling(max_tokens=8, temperature=0.0), end[0])))
 
 
-def test_a_model_learns_to_answer(material: Path, tmp_path: Path) -> None:
+def test_a_model_learns_to_answer(material: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     valid = f"data.valid=[{{path: {material}/corpus}}]"
     config = load(tmp_path, material, "run.steps=200", "run.eval_every=100", "checkpoint.every=1000", valid)
     view = run_to_end(config)
@@ -95,6 +96,11 @@ def test_a_model_learns_to_answer(material: Path, tmp_path: Path) -> None:
     assert {noun: answer(generator, tokenizer, f"the {noun}?") for noun in NOUNS} == {
         noun: f"[{COLOURS[noun]}]" for noun in NOUNS
     }
+    checkpoints = str(tmp_path / "run" / "checkpoints")
+    capsys.readouterr()
+    asked = ["generate", "--checkpoint", checkpoints, "--chat", "--prompt", "grass, say?", "--temperature", "0"]
+    assert cli.main(asked) == 0
+    assert capsys.readouterr().out == "[green]\n"
 
 
 def test_a_run_says_where_its_weights_are_from_and_then_needs_them_no_more(material: Path, tmp_path: Path) -> None:
