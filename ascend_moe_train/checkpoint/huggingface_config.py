@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ascend_moe_train.checkpoint.huggingface_families import FAMILIES, REQUIRED, Family, Key
+from ascend_moe_train.checkpoint.huggingface_families import FAMILIES
+from ascend_moe_train.checkpoint.huggingface_keys import REQUIRED, Family, Key
 from ascend_moe_train.checkpoint.huggingface_rope import read_rope
 from ascend_moe_train.checkpoint.huggingface_values import (
     MAX_EXPERTS,

@@ -10,7 +10,8 @@ from typing import Any
 
 from ascend_moe_train.checkpoint.converted import output_differences
 from ascend_moe_train.checkpoint.huggingface_config import model_config_from_hf
-from ascend_moe_train.checkpoint.huggingface_families import FAMILIES, Family, Key
+from ascend_moe_train.checkpoint.huggingface_families import FAMILIES
+from ascend_moe_train.checkpoint.huggingface_keys import Family, Key
 from ascend_moe_train.checkpoint.huggingface_rope import read_rope, write_rope
 from ascend_moe_train.config_error import nearest
 from ascend_moe_train.errors import CheckpointError, ConfigError
