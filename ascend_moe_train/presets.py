@@ -272,6 +272,34 @@ def glm_4_5_air() -> ModelConfig:
     )
 
 
+def dots_llm1() -> ModelConfig:
+    """dots.llm1 (rednote-hilab, 2025, arXiv 2506.05767; config.json of rednote-hilab/dots.llm1.base)."""
+    return ModelConfig(
+        vocab_size=152064,
+        hidden=4096,
+        num_layers=62,
+        num_heads=32,
+        num_kv_heads=32,
+        head_dim=128,
+        ffn=10944,
+        qk_norm="head",
+        norm_eps=1e-5,
+        rope=RopeConfig(theta=1e7),
+        moe=MoEConfig(
+            num_experts=128,
+            top_k=6,
+            ffn=1408,
+            shared_ffn=2 * 1408,
+            dense_layers=(0,),
+            score="sigmoid",
+            balance_bias_rate=0.001,
+            routed_scale=2.5,
+            aux_loss_coef=0.0001,
+            aux_loss_scope="sequence",
+        ),
+    )
+
+
 def gpt_oss_20b() -> ModelConfig:
     """gpt-oss-20b (OpenAI, 2025, arXiv 2508.10925; config.json of openai/gpt-oss-20b)."""
     return _gpt_oss(num_layers=24, num_experts=32)
@@ -325,6 +353,7 @@ PRESETS: Mapping[str, Callable[[], ModelConfig]] = MappingProxyType(
             deepseek_v3,
             glm_4_5,
             glm_4_5_air,
+            dots_llm1,
             gpt_oss_20b,
             gpt_oss_120b,
         )

@@ -86,6 +86,16 @@ _GLM4 = {
     "routed_scaling_factor": 2.5,
     "num_nextn_predict_layers": 0,
 }
+_DOTS1 = {
+    **_SHAPE,
+    "head_dim": 12,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 6,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 12,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+}
 _GPT_OSS = {
     **_SHAPE,
     "head_dim": 8,
@@ -120,6 +130,7 @@ GOLDEN_CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
         "olmoe_tiny": ("Olmoe", {**_SHAPE, "num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 12}),
         "glm4_moe_tiny": ("Glm4Moe", _GLM4),
         "gpt_oss_tiny": ("GptOss", _GPT_OSS),
+        "dots1_tiny": ("Dots1", _DOTS1),
         "deepseek_v2_tiny": ("DeepseekV2", {**_DEEPSEEK, "n_shared_experts": 2}),
         "deepseek_v3_tiny": ("DeepseekV3", _DEEPSEEK_V3),
         "deepseek_v3_mtp_tiny": (

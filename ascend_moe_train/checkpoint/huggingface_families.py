@@ -13,6 +13,7 @@ from ascend_moe_train.checkpoint.huggingface_keys import (
     Key,
     deepseek_v2,
     deepseek_v3,
+    dots1,
     glm4,
     gpt_oss_windows,
     qwen3_dense_layers,
@@ -225,6 +226,26 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             },
             rope=RopeDefaults(fraction=0.5),
             derived=glm4,
+        ),
+        "dots1": Family(
+            keys=(
+                *_DECODER,
+                _HEAD_DIM,
+                _norm_eps(1e-6),
+                _bias("all"),
+                *_DEEPSEEK_EXPERTS,
+                Key(theirs=("routed_scaling_factor",), ours=("moe.routed_scale",), default=1.0),
+                Key(theirs=("norm_topk_prob",), ours=("moe.normalize_topk",), default=False),
+            ),
+            layout="split",
+            fixed=_FIXED,
+            constants={
+                "qk_norm": "head",
+                "moe.score": "sigmoid",
+                "moe.aux_loss_scope": "sequence",
+                "moe.balance_bias_rate": _BIAS_RATE,
+            },
+            derived=dots1,
         ),
         "gpt_oss": Family(
             keys=(

@@ -105,6 +105,14 @@ def glm4(config: Config, num_layers: int) -> Mapping[str, object]:
     return _sigmoid_routed({"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, **config}, num_layers)
 
 
+def dots1(config: Config, num_layers: int) -> Mapping[str, object]:
+    """The same by those of dots.llm1, which has no blocks of multi-token prediction."""
+    kinds = config.get("layer_types")
+    if kinds is not None and kinds != ["full_attention"] * num_layers:
+        raise refused("layer_types", kinds, f'{num_layers} times "full_attention"')
+    return _sigmoid_routed({"n_group": 1, "topk_group": 1, "n_shared_experts": None, **config}, num_layers)
+
+
 def _sigmoid_routed(config: Config, num_layers: int) -> Mapping[str, object]:
     values = _deepseek({"n_shared_experts": 1, **config}, num_layers) | _groups(config)
     values["moe.groups_by"] = "best" if values["moe.num_groups"] == 1 else "best_two"

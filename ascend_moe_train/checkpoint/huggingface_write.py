@@ -164,6 +164,7 @@ _WRITTEN: Mapping[str, Callable[[ModelConfig], dict[str, Any]]] = MappingProxyTy
         "deepseek_v2": _deepseek_v2_keys,
         "deepseek_v3": _deepseek_keys,
         "glm4_moe": _deepseek_keys,
+        "dots1": _deepseek_keys,
         "gpt_oss": _gpt_oss_keys,
     }
 )

@@ -28,6 +28,7 @@ FAMILY_CASES = (
     "olmoe_tiny",
     "glm4_moe_tiny",
     "gpt_oss_tiny",
+    "dots1_tiny",
     "deepseek_v2_tiny",
     "deepseek_v3_tiny",
     "deepseek_v3_mtp_tiny",

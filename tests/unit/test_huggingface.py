@@ -17,6 +17,7 @@ from ascend_moe_train.model.counts import parameter_shapes
 from ascend_moe_train.presets import (
     deepseek_v2_lite,
     deepseek_v3,
+    dots_llm1,
     glm_4_5,
     glm_4_5_air,
     gpt_oss_20b,
@@ -31,6 +32,7 @@ from tests.oracle.golden import FAMILY_CASES, golden, read_tensors
 from tests.published_configs import (
     DEEPSEEK_V2_LITE,
     DEEPSEEK_V3,
+    DOTS_LLM1,
     GLM_4_5,
     GLM_4_5_AIR,
     GPT_OSS_20B,
@@ -56,6 +58,7 @@ def test_published_configs_are_the_presets() -> None:
     assert model_config_from_hf(GLM_4_5 | said_elsewhere) == glm_4_5()
     assert model_config_from_hf(GLM_4_5_AIR | said_elsewhere) == glm_4_5_air()
     assert model_config_from_hf(GPT_OSS_20B) == gpt_oss_20b()
+    assert model_config_from_hf(DOTS_LLM1 | said_elsewhere) == dots_llm1()
 
 
 def test_gpt_oss_by_default_is_the_larger_one() -> None:
