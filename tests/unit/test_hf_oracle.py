@@ -56,8 +56,8 @@ def test_golden_routing_is_far_from_a_tie(case: str) -> None:
     again = transformer(nudged, reference.config, batch).moe_layers
     assert bool(layers) == (reference.config.moe is not None)
     for layer, out in layers.items():
-        experts = [np.sort(each.routing.expert_TK, axis=1) for each in (out, again[layer])]
-        np.testing.assert_array_equal(*experts)
+        before, after = (np.sort(each.routing.expert_TK, axis=1) for each in (out, again[layer]))
+        np.testing.assert_array_equal(before, after)
 
 
 def _live() -> Any:
