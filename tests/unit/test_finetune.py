@@ -13,6 +13,7 @@ from ascend_moe_train.checkpoint import store
 from ascend_moe_train.checkpoint.starting import open_start
 from ascend_moe_train.cli import main as cli
 from ascend_moe_train.config import RunConfig, load_run
+from ascend_moe_train.data.prepare import ChatOptions, prepare
 from ascend_moe_train.data.tokenizer import Tokenizer
 from ascend_moe_train.errors import CheckpointError, ConfigError
 from ascend_moe_train.model.adapters import adapter_shapes
@@ -22,6 +23,7 @@ from tests.adapted import weights, write_weights
 from tests.chat_corpus import Messages, prepare_chat, talk
 from tests.small_run import MemoryView, metrics, newest_state, run, run_to_end
 
+ROOT = Path(__file__).parents[2]
 NOUNS = ("sky", "sea", "grass", "leaf", "rose", "blood")
 COLOURS = {"sky": "blue", "sea": "blue", "grass": "green", "leaf": "green", "rose": "red", "blood": "red"}
 RUN = """\
@@ -178,6 +180,19 @@ def test_adapters_find_their_base_wherever_it_is_and_know_another_one(
 def test_text_is_generated_with_adapters(unbroken: Path) -> None:
     generator, tokenizer = load_generator(unbroken / "run" / "checkpoints", None)
     assert isinstance(answer(generator, tokenizer, "sky?"), str)
+
+
+def test_the_example_is_as_its_page_says(tmp_path: Path, small_corpus: Path) -> None:
+    manifest = prepare(
+        sources=[str(ROOT / "examples" / "talks.jsonl")],
+        out=tmp_path / "talks",
+        tokenizer=small_corpus / "tokenizer.json",
+        valid_fraction=0.1,
+        chat=ChatOptions(template=ROOT / "examples" / "chat.jinja", max_tokens=800),
+    ).manifest
+    assert sum(split.documents for split in manifest.splits.values()) == 20
+    config = load_run(ROOT / "examples" / "finetune.yaml", ["model.preset=demo"])
+    assert config.lora is not None and config.run.init_from == "runs/demo/checkpoints"
 
 
 @pytest.mark.parametrize(
