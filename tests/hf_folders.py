@@ -68,8 +68,13 @@ def read_folder(path: Path) -> dict[str, Array]:
     for file in sorted(path.glob("*.safetensors")):
         part = load_file(file)
         assert not tensors.keys() & part.keys()
-        tensors |= part
+        tensors |= {name: _as_ours(value) for name, value in part.items()}
     return tensors
+
+
+def _as_ours(value: Array) -> Array:
+    """MindSpore, once imported, has a bfloat16 of its own under that name."""
+    return value.view(ml_dtypes.bfloat16) if value.dtype.name == "bfloat16" else value
 
 
 def same_tensors(one: Mapping[str, Array], other: Mapping[str, Array]) -> None:

@@ -11,6 +11,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -84,10 +85,15 @@ class _File:
         self.pending = set(layout.offsets_bytes)
         self.unflushed_bytes = 0
         with naming("write", path):
-            self.descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666)
-            if layout.total_bytes:
-                os.posix_fallocate(self.descriptor, 0, layout.total_bytes)
-            _write(self.descriptor, memoryview(layout.header), 0)
+            flags = os.O_CREAT | os.O_TRUNC | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+            self.descriptor = os.open(path, flags, 0o666)
+            try:
+                if layout.total_bytes:
+                    os.posix_fallocate(self.descriptor, 0, layout.total_bytes)
+                _write(self.descriptor, memoryview(layout.header), 0)
+            except BaseException:
+                os.close(self.descriptor)
+                raise
 
 
 class Output:
@@ -105,6 +111,7 @@ class Output:
         self._folder = journal.folder
         self._digest, self._progress = digest, progress
         self._file_of = {name: file for file, layout in files.items() for name in layout.offsets_bytes}
+        self._number = {file: number for number, file in enumerate(files)}
         self._lock = threading.Lock()
         self._open: dict[str, _File] = {}
         self._written_bytes: dict[str, int] = {}
@@ -135,6 +142,7 @@ class Output:
         """
         self._check_space()
         todo = [job for job in jobs if not job.tensors or any(name not in self.digests for name in job.tensors)]
+        todo.sort(key=self._position)  # file by file, so that what is done when an interruption comes is whole files
         with ThreadPoolExecutor(workers, thread_name_prefix="convert") as pool:
             futures = [pool.submit(self._do, job) for job in todo]
             try:
@@ -144,12 +152,21 @@ class Output:
             finally:
                 self._stop.set()
                 pool.shutdown(cancel_futures=True)
-                self._flusher.shutdown(cancel_futures=True)
+                self._flusher.shutdown()  # files that are complete are finished even now
                 for file in self._open.values():
                     os.close(file.descriptor)
         missing = [name for name in self._sizes_bytes if name not in self.digests]
         if missing:
             raise CheckpointError(f"{self._folder}: tensor {missing[0]!r} was not written")
+
+    def _position(self, job: Job) -> tuple[int, int]:
+        """The number of the last file that a job writes to, and its first offset there."""
+        places = [(self._number[self._file_of[name]], self._offset(name)) for name in job.tensors]
+        last = max((number for number, _ in places), default=len(self._files))
+        return last, min((offset for number, offset in places if number == last), default=0)
+
+    def _offset(self, name: str) -> int:
+        return self._files[self._file_of[name]].offsets_bytes[name]
 
     def _check_space(self) -> None:
         with naming("read", self._folder):
@@ -161,12 +178,23 @@ class Output:
             ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _do(self, job: Job) -> None:
-        for chunk in job.chunks():
-            if chunk.tensor not in self.digests:
-                self._write(chunk)
-        for name in job.tensors:
-            if name not in self.digests:
-                self._complete(name)
+        with self._stopping_others():
+            for chunk in job.chunks():
+                if self._stop.is_set():
+                    raise Stopped
+                if chunk.tensor not in self.digests:
+                    self._write(chunk)
+            for name in job.tensors:
+                if name not in self.digests:
+                    self._complete(name)
+
+    @contextmanager
+    def _stopping_others(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._stop.set()
+            raise
 
     def _write(self, chunk: Chunk) -> None:
         name = chunk.tensor
@@ -178,10 +206,8 @@ class Output:
         digest = self._running.setdefault(name, self._digest())
         back = np.empty(min(_PIECE_BYTES, data.size), np.uint8)
         for done in range(0, data.size, _PIECE_BYTES):
-            if self._stop.is_set():
-                raise Stopped
             piece = data[done : done + _PIECE_BYTES]
-            offset = file.layout.offsets_bytes[name] + start + done
+            offset = self._offset(name) + start + done
             found = back[: piece.size]
             with naming("write", file.path):
                 _write(file.descriptor, piece.data, offset)
@@ -208,7 +234,7 @@ class Output:
 
     def _flush(self, file: _File, *, complete: bool) -> None:
         """In the one thread that waits for the disk, so that those that compute do not."""
-        try:
+        with self._stopping_others():
             with naming("write", file.path):
                 os.fsync(file.descriptor)
             if complete:
@@ -216,9 +242,6 @@ class Output:
                     del self._open[file.path.name]
                 os.close(file.descriptor)
                 self._journal.add(file.path.name, {name: self.digests[name] for name in file.layout.offsets_bytes})
-        except BaseException:
-            self._stop.set()
-            raise
 
     def _holds(self, file: str, digests: Mapping[str, str]) -> bool:
         path, layout = self._folder / file, self._files[file]

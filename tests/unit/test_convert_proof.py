@@ -147,6 +147,18 @@ def test_an_interrupted_import_goes_on(source: Path, share: float) -> None:
     same_tensors(store.load(out)[0], store.load(source.parent / "whole")[0])
 
 
+def test_files_are_finished_one_after_another(source: Path) -> None:
+    """With one thread, an interruption finds at most one file unfinished."""
+    for share in (0.3, 0.5, 0.8):
+        out = source.parent / "out"
+        with pytest.raises(KeyboardInterrupt), pytest.MonkeyPatch.context() as patched:
+            patched.setattr("ascend_moe_train.checkpoint.convert_write.num_workers", lambda block_bytes: 1)
+            run_import(source, out, Interrupt(share))
+        files = {path.name for path in (source.parent / PARTIAL).glob("*.safetensors")}
+        lines = (source.parent / PARTIAL / "journal.jsonl").read_text().splitlines()[1:]
+        assert len(files - {json.loads(line)["file"] for line in lines}) <= 1
+
+
 def test_an_interrupted_export_goes_on(source: Path) -> None:
     ours, out = source.parent / "ours", source.parent / "out"
     run_import(source, ours)
