@@ -15,7 +15,8 @@ class CorpusConfig(Part):
 
 
 class DataConfig(Part):
-    """Token shards to train on. `reset_attention` keeps a token from attending to other documents of its sequence."""
+    """Token shards to train on. `reset_attention` keeps a token from attending to other documents of its sequence; in
+    conversations it never does."""
 
     train: tuple[CorpusConfig, ...]
     valid: tuple[CorpusConfig, ...] = ()

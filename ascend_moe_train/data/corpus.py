@@ -152,6 +152,9 @@ class ChatCorpus(Corpus):
         super().__init__(dataset, seq_len=seq_len, vocab_size=vocab_size)
         if marks.dtype != np.uint8 or not np.array_equal(marks.document_offsets, dataset.document_offsets):
             raise DataError(f"{marks.idx_path}: does not mark the tokens of {dataset.bin_path}: made for another shard")
+        record = split_record(dataset)
+        if (record is None or record.counted_tokens is None) and marks.max_token_id() == 0:
+            raise DataError(f"{marks.bin_path}: marks no token of {dataset.bin_path}: there is nothing to learn")
         self._marks = marks
         lengths = np.diff(dataset.document_offsets)
         longest = int(np.argmax(lengths))

@@ -357,7 +357,7 @@ def test_a_conversation_longer_than_a_sequence_is_refused(many: Path) -> None:
         loader(config(many, seq_len=40))
 
 
-def test_lost_or_foreign_marks_are_refused(many: Path, tmp_path: Path) -> None:
+def test_foreign_marks_are_refused(many: Path) -> None:
     shard = IndexedDataset(many / "train")
     lengths = np.diff(shard.document_offsets).tolist()
     for wrong in ([*lengths[1:], lengths[0]], lengths[:-1]):
@@ -366,6 +366,15 @@ def test_lost_or_foreign_marks_are_refused(many: Path, tmp_path: Path) -> None:
                 writer.add([1] * length)
         with pytest.raises(DataError, match=r"train-counted\.idx: does not mark the tokens of .*train\.bin"):
             loader(config(many))
+    (many / "manifest.json").unlink()
+    with IndexedWriter(many / "train-counted", np.dtype("u1")) as writer:
+        for length in lengths:
+            writer.add([0] * length)
+    with pytest.raises(DataError, match=r"train-counted\.bin: marks no token of .*train\.bin: there is nothing to"):
+        loader(config(many))
+
+
+def test_a_corpus_of_conversations_that_has_lost_its_marks_is_refused(many: Path) -> None:
     (many / "train-counted.idx").unlink()
     with pytest.raises(DataError, match=r"train-counted\.idx: no such file"):
         loader(config(many))
