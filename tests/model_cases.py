@@ -166,7 +166,7 @@ def firm_params(config: ModelConfig, fed: Inputs) -> dict[str, F64]:
 def _firm(weights: dict[str, F64], config: ModelConfig, fed: Inputs) -> bool:
     generator = np.random.default_rng(1)
     shape = (fed.tokens_BS.size, config.hidden)
-    layers = [layer for layer in range(config.num_layers) if config.is_moe(layer)]
+    layers = sorted(transformer(weights, config, fed).moe_layers)
     # each token for itself: equal beginnings of documents are equal in float64, but not always in fp32
     near = {i: fed.noise_TD.get(i, 1.0) * (1.0 + 1e-4 * generator.standard_normal(shape)) for i in layers}
     here, there = (transformer(weights, config, x).moe_layers for x in (fed, replace(fed, noise_TD=near)))

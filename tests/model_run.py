@@ -151,10 +151,15 @@ def uniform(shape: tuple[int, ...], seed: int, amplitude: float) -> Array:
     return _noise_graph(shape)(ms.Tensor(integer), ms.Tensor(number)).asnumpy().copy()
 
 
+def moe_layers(config: ModelConfig) -> list[int]:
+    """Numbers of the layers that hold experts; blocks of multi-token prediction are numbered on."""
+    depth = config.mtp.depth if config.mtp is not None else 0
+    return [layer for layer in range(config.num_layers + depth) if config.is_moe(layer)]
+
+
 def noise(config: ModelConfig, batch: Inputs, noise_seed: int) -> dict[int, Array]:
     """The jitter of every MoE layer for the oracle."""
     if config.moe is None or config.moe.jitter == 0.0:
         return {}
     shape, jitter = (batch.tokens_BS.size, config.hidden), config.moe.jitter
-    layers = [layer for layer in range(config.num_layers) if config.is_moe(layer)]
-    return {layer: uniform(shape, noise_seed * 8191 + layer, jitter) for layer in layers}
+    return {layer: uniform(shape, noise_seed * 8191 + layer, jitter) for layer in moe_layers(config)}
