@@ -19,12 +19,13 @@ from ascend_moe_train.train.stop import StopRequest
 VOCAB_SIZE = 300
 WORDS = ("the", "router", "sends", "each", "token", "to", "some", "experts", "and", "weighs", "what", "they", "return")
 TIMING = ("step_s", "tokens_per_s", "model_flops_per_s", "mfu", "memory_bytes", "eta_s")
-# One layer with everything that could break an exact resume: jitter, capacity, accumulation, a blend of one corpus.
+# One layer with everything that could break an exact resume: jitter, capacity, balance biases, accumulation, a blend of
+# one corpus.
 RUN = """\
 run: {{dir: {folder}/run, steps: 40, seed: 3, log_every: 5, eval_every: 20, eval_sequences: 4, tensorboard: false,
   peak_flops_per_s: 1e+11}}
 model: {{preset: tiny, vocab_size: {vocab_size}, num_layers: 1,
-  moe: {{capacity_factor: 1.0, jitter: 0.1, aux_loss_scope: sequence, z_loss_coef: 0.001}}}}
+  moe: {{capacity_factor: 1.0, jitter: 0.1, aux_loss_scope: sequence, z_loss_coef: 0.001, balance_bias_rate: 0.01}}}}
 data:
   train: [{{path: {corpus}/train}}]
   valid: [{{path: {corpus}/valid}}]

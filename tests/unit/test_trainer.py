@@ -96,6 +96,8 @@ def test_the_checkpoint_counts_what_was_done(finished: tuple[RunConfig, MemoryVi
     step, tensors, state = newest_state(Path(config.run.dir))
     assert (step, state["step"], state["updates"], state["skipped"], state["tokens"]) == (40, 40, 40, 0, 40 * 64)
     assert len(state["recent_losses"]) == 40
+    biases = np.frombuffer(tensors.pop("model.layers.0.moe.router.balance_bias"), np.float32)
+    assert np.abs(biases).max() > 0.0
     weights = [name for name in tensors if name.startswith("model.")]
     assert len(tensors) == 3 * len(weights) > 0
 
