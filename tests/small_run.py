@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,16 @@ class MemoryView:
     @property
     def losses(self) -> list[float]:
         return [record.loss for record in self.steps]
+
+
+def stop_at(step: int, number: int = signal.SIGTERM) -> MemoryView:
+    """A view that sends a signal after a step."""
+
+    def on_step(record: StepRecord) -> None:
+        if record.step == step:
+            signal.raise_signal(number)
+
+    return MemoryView(on_step)
 
 
 def run(config: RunConfig, view: MemoryView) -> int:

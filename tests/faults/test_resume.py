@@ -2,15 +2,13 @@
 
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ascend_moe_train.cli.main import main
-from ascend_moe_train.train.metrics import StepRecord
 from ascend_moe_train.train.run_lock import locked
-from tests.small_run import MemoryView, metrics, newest_state, run, run_to_end, small_run, write_run
+from tests.small_run import metrics, newest_state, run, run_to_end, small_run, stop_at, write_run
 
 FP16 = (
     "data.valid=[]",
@@ -19,14 +17,6 @@ FP16 = (
     "loss_scale.init=1.0e+8",
     "loss_scale.window=12",
 )
-
-
-def raise_at(step: int, number: int) -> Callable[[StepRecord], None]:
-    def on_step(record: StepRecord) -> None:
-        if record.step == step:
-            signal.raise_signal(number)
-
-    return on_step
 
 
 def assert_same_run(found: Path, expected: Path) -> None:
@@ -52,7 +42,7 @@ def copied(tmp_path: Path, unbroken: Path) -> Path:
 def test_stopped_twice(tmp_path: Path, small_corpus: Path, unbroken: Path) -> None:
     config = small_run(tmp_path, small_corpus)
     for step, number, code in ((17, signal.SIGTERM, 143), (20, signal.SIGINT, 130)):
-        view = MemoryView(raise_at(step, number))
+        view = stop_at(step, number)
         assert run(config, view) == code
         assert view.steps[-1].step == step
         assert newest_state(tmp_path / "run")[0] == step
@@ -66,7 +56,7 @@ def test_stopped_while_fp16_looks_for_its_scale(tmp_path: Path, small_corpus: Pa
     whole = run_to_end(small_run(tmp_path / "a", small_corpus, *FP16))
     skipped = [record.step for record in whole.steps if record.skipped]
     config = small_run(tmp_path / "b", small_corpus, *FP16)
-    assert run(config, MemoryView(raise_at(skipped[1], signal.SIGTERM))) == 143
+    assert run(config, stop_at(skipped[1])) == 143
     view = run_to_end(config)
     assert len({record.loss_scale for record in view.steps}) > 2
     assert_same_run(tmp_path / "b", tmp_path / "a")

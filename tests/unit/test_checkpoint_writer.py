@@ -86,6 +86,8 @@ def test_leaving_the_block_by_an_error_still_writes(tmp_path: Path) -> None:
 
 def test_interrupt_of_wait_keeps_the_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = SlowSave(monkeypatch)
+    # a MindSpore graph of another test may have left a handler that turns SIGINT into SIGTERM
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with AsyncWriter(keep=1) as writer:
         writer.submit(tmp_path, 1, TENSORS, {})
         threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()

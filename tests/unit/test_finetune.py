@@ -2,7 +2,6 @@
 
 import random
 import shutil
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,10 +17,9 @@ from ascend_moe_train.data.tokenizer import Tokenizer
 from ascend_moe_train.errors import CheckpointError, ConfigError
 from ascend_moe_train.model.adapters import adapter_shapes
 from ascend_moe_train.train.generate import Generator, Sampling, load_generator
-from ascend_moe_train.train.metrics import StepRecord
 from tests.adapted import weights, write_weights
 from tests.chat_corpus import Messages, prepare_chat, talk
-from tests.small_run import MemoryView, metrics, newest_state, run, run_to_end
+from tests.small_run import MemoryView, metrics, newest_state, run, run_to_end, stop_at
 
 ROOT = Path(__file__).parents[2]
 NOUNS = ("sky", "sea", "grass", "leaf", "rose", "blood")
@@ -69,16 +67,6 @@ def load(folder: Path, material: Path, *overrides: str) -> RunConfig:
     text = RUN.format(folder=folder, base=material / "base", corpus=material / "corpus")
     (folder / "run.yaml").write_text(text)
     return load_run(folder / "run.yaml", overrides)
-
-
-def stop_at(step: int) -> MemoryView:
-    """A view that stops the run after a step."""
-
-    def on_step(record: StepRecord) -> None:
-        if record.step == step:
-            signal.raise_signal(signal.SIGTERM)
-
-    return MemoryView(on_step)
 
 
 def answer(generator: Generator, tokenizer: Tokenizer, text: str) -> str:
