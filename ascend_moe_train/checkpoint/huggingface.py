@@ -23,8 +23,9 @@ Array = NDArray[Any]
 
 
 _NOT_REAL = "biucSUOMm"  # kinds of NumPy dtypes; bfloat16, which NumPy has from outside, is kind V
-# Rows and columns that are copied at once between a matrix and its transpose (measured: 2 to 3 times a plain copy).
-_STRIP = (16, 2048)
+# Rows and columns that are copied at once between a matrix and its transpose, and unused items between the rows
+# (measured with 768 x 2048 items of two bytes: 5.7 GB/s, where NumPy alone copies 0.9 and 2.4 one way and the other).
+_TILE, _TILE_GAP = (128, 256), 16
 _MAX_COMPARED = 1000  # names searched for a likely misspelling
 # Constants, not weights, that older files carry.
 CONSTANT_ENDINGS = ("rotary_emb.inv_freq",)
@@ -195,16 +196,23 @@ def split_block(entry: Entry, block: Array) -> list[Array]:
 
 
 def copy_across(target: Array, source: Array) -> None:
-    """Set `target` to `source`, of the same shape and dtype; a transposed matrix by strips that stay in the cache."""
+    """Set `target` to `source`, of the same shape and dtype; a transposed matrix by tiles that stay in the cache.
+
+    A tile is first copied to rows that do not lie a power of two apart, which would share a few lines of the cache.
+    """
     if source.ndim == 2 and source.strides[0] < source.strides[1]:
         target, source = target.T, source.T
     if source.ndim != 2 or target.strides[0] >= target.strides[1]:
         np.copyto(target, source)
         return
-    for row in range(0, source.shape[0], _STRIP[0]):
-        for column in range(0, source.shape[1], _STRIP[1]):
-            strip = np.s_[row : row + _STRIP[0], column : column + _STRIP[1]]
-            target[strip] = source[strip]
+    rows, columns = _TILE
+    tile = np.empty((rows, columns + _TILE_GAP), source.dtype)
+    for row in range(0, source.shape[0], rows):
+        for column in range(0, source.shape[1], columns):
+            part = source[row : row + rows, column : column + columns]
+            near = tile[: part.shape[0], : part.shape[1]]
+            near[...] = part
+            target[row : row + rows, column : column + columns] = near
 
 
 def contiguous(array: Array) -> Array:
