@@ -68,11 +68,11 @@ def read_folder(path: Path) -> dict[str, Array]:
     for file in sorted(path.glob("*.safetensors")):
         part = load_file(file)
         assert not tensors.keys() & part.keys()
-        tensors |= {name: _as_ours(value) for name, value in part.items()}
+        tensors |= {name: as_ours(value) for name, value in part.items()}
     return tensors
 
 
-def _as_ours(value: Array) -> Array:
+def as_ours(value: Array) -> Array:
     """MindSpore, once imported, has a bfloat16 of its own under that name."""
     return value.view(ml_dtypes.bfloat16) if value.dtype.name == "bfloat16" else value
 
