@@ -59,6 +59,10 @@ class RunConfig(Part):
             if run.init_from is None:
                 raise ValueError("lora adapts a trained model: run.init_from is missing, name its checkpoint")
             adapters(self.model, self.lora)
+        if self.model.mtp is not None and self.model.mtp.depth >= self.data.seq_len:
+            raise ValueError(
+                f"model.mtp.depth {self.model.mtp.depth} needs longer sequences: data.seq_len is {self.data.seq_len}"
+            )
         top_k = self.model.moe.top_k if self.model.moe is not None else 1
         assignments = self.batch.micro_sequences * self.data.seq_len * top_k
         if assignments >= MAX_ASSIGNMENTS:

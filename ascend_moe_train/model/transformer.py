@@ -150,6 +150,7 @@ class Transformer(nn.Cell):
     ) -> tuple[Tensor, ...]:
         """-> total loss (1,), and without gradient: summed cross entropy * loss_weight[0], aux, z, counts_LE, dropped.
 
+        The total has that of multi-token prediction in it, whose blocks are the last of the L that hold experts.
         A negative noise_seed (1,) switches the router's jitter off. loss_weight (2,) is (1 / counted tokens of the
         step, 1 / micro-batches of the step), so that losses and gradients of micro-batches add up.
         """

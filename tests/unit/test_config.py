@@ -108,6 +108,7 @@ OVERRIDE_MISTAKES = [
         "batch.micro_sequences 8 x data.seq_len 200000000 x top_k 2 is 3,200,000,000 assignments at once: fewer than "
         "2,147,483,648 are possible",
     ),
+    ("model.mtp.depth=256", "model.mtp.depth 256 needs longer sequences: data.seq_len is 256"),
     ("data.train.1.weight=2", "data.train is a list of 1: name an item by its number, from 0"),
     ("run.steps.x=2", "run.steps is 600, which has no keys"),
     ("lr", "not of the form section.key=value, such as optim.lr=3e-4"),
