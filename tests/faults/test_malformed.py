@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from ascend_moe_train.checkpoint import store
+from ascend_moe_train.checkpoint.huggingface import tensor_shapes
 from ascend_moe_train.cli.main import main
 from ascend_moe_train.config import run_to_dict
 from ascend_moe_train.model.counts import parameter_shapes
@@ -184,9 +185,10 @@ def test_metrics_of_the_run_before(
 def made_checkpoint(folder: Path, corpus: Path, *, moments: bool = True) -> Path:
     """A sound checkpoint of step 7 of the small run in `folder`, made without training."""
     config = small_run(folder, corpus)
-    shapes = parameter_shapes(config.model)
-    prefixes = ("model.", "optim.first.", "optim.second.") if moments else ("model.",)
-    tensors = {prefix + name: np.ones(shape, np.float32) for prefix in prefixes for name, shape in shapes.items()}
+    shapes = {f"model.{name}": shape for name, shape in tensor_shapes(config.model).items()}
+    for name, shape in parameter_shapes(config.model).items() if moments else ():
+        shapes |= {f"optim.first.{name}": shape, f"optim.second.{name}": shape}
+    tensors = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
     meta = {"config": run_to_dict(config), "state": TrainingState(step=7).model_dump(mode="json")}
     return store.save(folder / "run" / "checkpoints", 7, tensors, meta, keep=1)
 

@@ -27,7 +27,7 @@ def test_plain_line_has_every_figure() -> None:
         assert text in line
     for text in ("model 400 FLOP/s", "MFU 40.0 %", "load cv 0.61", "max/mean 3.00", "dead 2", "dropped 25.0 %"):
         assert text in line
-    assert "MB" in line and "left 14.0 s" in line
+    assert "memory " in line and "left 14.0 s" in line
 
 
 def test_unknown_is_not_available() -> None:
