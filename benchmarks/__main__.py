@@ -5,8 +5,8 @@ from benchmarks import convert, step_speed
 
 def main() -> None:
     """Runs them; each writes its own page."""
-    convert.main()
     step_speed.main()
+    convert.main()
 
 
 if __name__ == "__main__":
