@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 corpora/stdlib/manifest.json: | $(STAMP)
-	$(BIN)/amt data prepare --corpus python-stdlib --out corpora/stdlib
+	$(BIN)/amt data prepare --corpus python-stdlib --out corpora/stdlib --vocab-size 2048
 
 demo: $(STAMP) corpora/stdlib/manifest.json
 	$(BIN)/amt train examples/demo.yaml
