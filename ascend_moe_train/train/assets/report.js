@@ -33,7 +33,7 @@ const CHARTS = [
   { title: "Dead experts", unit: "per layer", format: PLAIN, zero: true, range: RANGE, lines: [["dead_experts", "mean of layers", "main"]] },
   { title: "Dropped assignments", format: PERCENT, zero: true, lines: [["drop_rate", "dropped", "main"]] },
   {
-    title: "Router losses", unit: "weighted", format: PLAIN, zero: true,
+    title: "Router losses", unit: "without their coefficients", format: PLAIN, zero: true,
     lines: [["aux_loss", "load balance", "main"], ["z_loss", "z", "second"]],
   },
 ];
