@@ -29,7 +29,6 @@ class Attention(nn.Cell):
         options = config.attention
         self.window = options.window if layer in options.window_layers else None
         self.qkv = Linear(config.hidden, self.q_size + 2 * self.kv_size, kernels, options.bias != "none")
-        self.out = Linear(self.q_size, config.hidden, kernels, options.bias == "all")
         self.has_sinks = options.sinks
         if self.has_sinks:
             self.sinks = empty(self.num_heads)
@@ -37,6 +36,7 @@ class Attention(nn.Cell):
         if self.norms_heads or self.norms_all:
             self.q_norm = RMSNorm(self.head_size if self.norms_heads else self.q_size, config.norm_eps, kernels)
             self.k_norm = RMSNorm(self.head_size if self.norms_heads else self.kv_size, config.norm_eps, kernels)
+        self.out = Linear(self.q_size, config.hidden, kernels, options.bias == "all")
 
     def construct(self, x_TD: Tensor, segment_BS: Tensor, cos_BSZ: Tensor, sin_BSZ: Tensor) -> Tensor:
         B, S = segment_BS.shape

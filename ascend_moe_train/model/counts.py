@@ -106,7 +106,8 @@ def _attention_shapes(cfg: ModelConfig) -> Shapes:
         return _latent_shapes(cfg, cfg.attention.mla)
     head = cfg.head_size
     rows = (cfg.num_heads + 2 * cfg.num_kv_heads) * head
-    shapes: Shapes = {"qkv.weight": (rows, cfg.hidden)}
+    shapes: Shapes = {"sinks": (cfg.num_heads,)} if cfg.attention.sinks else {}
+    shapes["qkv.weight"] = (rows, cfg.hidden)
     if cfg.attention.bias != "none":
         shapes["qkv.bias"] = (rows,)
     if cfg.qk_norm != "none":
@@ -115,8 +116,6 @@ def _attention_shapes(cfg: ModelConfig) -> Shapes:
     shapes["out.weight"] = (cfg.hidden, cfg.num_heads * head)
     if cfg.attention.bias == "all":
         shapes["out.bias"] = (cfg.hidden,)
-    if cfg.attention.sinks:
-        shapes["sinks"] = (cfg.num_heads,)
     return shapes
 
 

@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 from mindspore import nn, ops
 
-from ascend_moe_train.errors import TrainingError
-from ascend_moe_train.model.kernels.select import choose
 from tests.kernel_checks import CASES, CHECKS, Array, Case, Check, dispatched, normal, places, routing
+from tests.model_run import kernels
 from tests.oracle.differences import relative_error
 
 TOLERANCE = 1e-5
@@ -81,14 +80,6 @@ class AllKernels(nn.Cell):
         return results, gradients, placed, self.kernels.square_sum(inputs[0][0])
 
 
-def chosen(name: str) -> Any:
-    ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU")
-    try:
-        return choose("cpu", name)
-    except TrainingError as reason:
-        pytest.skip(str(reason))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """What a compiled graph gave, by kernel."""
@@ -107,7 +98,7 @@ class Run:
 def graph(kernel_set: str, case_name: str) -> tuple[dict[str, Check], AllKernels]:
     case = CASES[case_name]
     checks = {name: check(case) for name, check in CHECKS.items()}
-    return checks, AllKernels(chosen(kernel_set), case, checks)
+    return checks, AllKernels(kernels(kernel_set), case, checks)
 
 
 def run(kernel_set: str, case_name: str, poison: float | None = None) -> Run:
@@ -208,7 +199,7 @@ class Update(nn.Cell):
 @pytest.mark.parametrize("kernel_set", SETS)
 def test_adamw_updates_in_place_and_a_skipped_step_changes_no_bit(kernel_set: str) -> None:
     lr, beta1, beta2, eps, decay, scale = 1e-2, 0.9, 0.95, 1e-8, 3e-3, 0.25
-    update, grad = Update(chosen(kernel_set), 1003), normal((1003,), 34)
+    update, grad = Update(kernels(kernel_set), 1003), normal((1003,), 34)
     weight, first, second = (x.astype(np.float64) for x in update.state())
     live = np.array([lr, beta1, beta2, 1 - beta1, 1 - beta2, eps, decay, scale], np.float32)
     update(ms.Tensor(grad), ms.Tensor(live)).asnumpy()
