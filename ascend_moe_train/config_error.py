@@ -74,6 +74,7 @@ _WANTED = {
     "finite_number": "a finite number",
     "bool_type": "true or false",
     "string_type": "text",
+    "string_too_short": "text that is not empty",
     "tuple_type": "a list",
 }
 _BOUNDS = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at most"}

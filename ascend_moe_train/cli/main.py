@@ -84,6 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # such as a name that is too long, a folder that may not be entered, a disk that is full
         where = f"{error.filename}: " if error.filename else ""
         return _complain(f"{where}{error.strerror or error}")
+    except MemoryError as error:
+        return _complain(f"out of memory: {error}".removesuffix(": "))
     except (KeyboardInterrupt, click.Abort):
         return EXIT_INTERRUPTED
     return result if isinstance(result, int) else 0

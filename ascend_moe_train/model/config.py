@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from ascend_moe_train.part import Part
 
 PositiveInt = Annotated[int, Field(gt=0)]
+Layers = Annotated[int, Field(gt=0, le=10_000)]  # each is gone through by name, so that more would take for ever
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 
@@ -199,7 +200,7 @@ class MTPConfig(Part):
     """Multi-token prediction in training (DeepSeek-V3, section 2.2): `depth` more blocks in a row, of which the k-th
     predicts the token k places after the next; `loss_coef` weighs the mean of their losses (lambda in the paper)."""
 
-    depth: PositiveInt = 1
+    depth: Layers = 1
     loss_coef: NonNegativeFloat = 0.3
 
 
@@ -212,7 +213,7 @@ class ModelConfig(Part):
 
     vocab_size: PositiveInt
     hidden: PositiveInt
-    num_layers: PositiveInt
+    num_layers: Layers
     num_heads: PositiveInt
     num_kv_heads: PositiveInt
     head_dim: PositiveInt | None = None

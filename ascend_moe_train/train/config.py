@@ -52,7 +52,7 @@ class RunConfigPart(Part):
     a finished run continues that text and shows it in its report.
     """
 
-    dir: str
+    dir: Annotated[str, Field(min_length=1)]
     steps: PositiveInt
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 1234
     device: Literal["auto", "cpu", "ascend"] = "auto"

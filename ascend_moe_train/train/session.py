@@ -11,6 +11,7 @@ from ascend_moe_train.model.kernels.rounded import RoundedKernels
 from ascend_moe_train.model.kernels.select import choose
 from ascend_moe_train.model.transformer import Transformer
 from ascend_moe_train.train.config import RunConfigPart
+from ascend_moe_train.train.memory import check_memory
 
 _DTYPES = {"fp16": ms.float16, "bf16": ms.bfloat16}
 
@@ -41,8 +42,13 @@ def build_kernels(run: RunConfigPart, device: str) -> Kernels:
 
 
 def build_model(config: RunConfig) -> tuple[Transformer, Kernels, str]:
-    """The model of a run with weights still zero, its kernels, and the device's name."""
+    """The model of a run with weights still zero, its kernels, and the device's name.
+
+    Raises TrainingError: a device that is not there, or whose memory the run cannot fit into.
+    """
     device = set_device(config.run.device)
+    if device == "cpu":
+        check_memory(config)
     kernels = build_kernels(config.run, device)
     return Transformer(config.model, kernels, config.data.seq_len), kernels, device
 

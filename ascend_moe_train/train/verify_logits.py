@@ -19,6 +19,7 @@ from ascend_moe_train.errors import CheckpointError
 from ascend_moe_train.model.counts import num_parameters
 from ascend_moe_train.model.transformer import Transformer
 from ascend_moe_train.train.generate import load_model
+from ascend_moe_train.train.memory import free_bytes
 from ascend_moe_train.units import format_bytes
 
 TOLERANCE = 1e-4  # as for every parity with transformers: both compute in fp32
@@ -76,12 +77,11 @@ def compare_logits(hugging_face: Path, checkpoint: Path) -> None:
 
 def _check_memory(start: Start) -> None:
     needed_bytes = _FP32_BYTES * num_parameters(start.model)
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    free_bytes = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    if needed_bytes > free_bytes:
+    free = free_bytes()
+    if free is not None and needed_bytes > free:
         raise CheckpointError(
             f"--verify logits: {start.path} has {format_bytes(needed_bytes)} of fp32 weights, of memory "
-            f"{format_bytes(free_bytes)} are free"
+            f"{format_bytes(free)} are free"
         )
 
 

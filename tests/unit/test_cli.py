@@ -72,6 +72,18 @@ def test_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli.main([]) == 130
 
 
+@pytest.mark.parametrize("reason", ["", "Unable to allocate 11.6 TiB"])
+def test_no_memory_is_one_line(
+    reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(**_: object) -> None:
+        raise MemoryError(reason)
+
+    monkeypatch.setattr(cli.amt, "main", full)
+    assert cli.main([]) == 2
+    assert capsys.readouterr().err == f"error: out of memory{reason and ': '}{reason}\n"
+
+
 def test_closed_pipe_is_silent() -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
