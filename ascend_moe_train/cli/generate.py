@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+MAX_PROMPT_BYTES = 1 << 24
+
 
 class FiniteRange(click.FloatRange):
     """A range that refuses what is no number, which no comparison does."""
@@ -79,13 +81,13 @@ def command(
         click.echo()
         text = "".join(pieces)
     if out is not None:
-        replace_file(out, [text.encode()])
+        replace_file(Path(os.path.realpath(out)), [text.encode()])  # a link stays one
 
 
 def _prompt_text(prompt: str) -> str:
     from ascend_moe_train.errors import DataError
 
-    content = sys.stdin.buffer.read() if prompt == "-" else os.fsencode(prompt)
+    content = _read_stdin() if prompt == "-" else os.fsencode(prompt)
     try:
         return content.decode()
     except UnicodeDecodeError as error:
@@ -93,10 +95,23 @@ def _prompt_text(prompt: str) -> str:
         raise DataError(f"--prompt: {found} is not UTF-8 text") from None
 
 
+def _read_stdin() -> bytes:
+    from ascend_moe_train.errors import DataError
+
+    if sys.stdin is None:
+        raise DataError("--prompt -: there is no standard input to read")
+    content = sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
+    if len(content) > MAX_PROMPT_BYTES:
+        raise DataError(f"--prompt -: more than {MAX_PROMPT_BYTES:,} bytes on standard input")
+    return content
+
+
 def _check_out(out: Path) -> None:
     from ascend_moe_train.errors import DataError
 
     if out.is_dir():
         raise DataError(f"--out {out}: is a folder, a file is needed")
+    if out.exists() and not out.is_file():
+        raise DataError(f"--out {out}: is no regular file, and would be replaced by one")
     if not out.parent.is_dir():
         raise DataError(f"--out {out}: there is no folder {out.parent}")

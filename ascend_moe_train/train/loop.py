@@ -40,12 +40,16 @@ def train(config: RunConfig, inputs: Inputs, view: View, stop: StopRequest) -> i
         if config.lora is not None:
             view.note(_what_is_trained(config.model, config.lora))
         evaluate = _evaluation(trainer, inputs, record)
-        for info in trainer.steps(trainer.meter(peak), stop):
-            if info.warning:
-                view.note(info.warning)
-            record(info.record)
-            evaluate(info.record.step)
-            saver.after_step()
+        try:
+            for info in trainer.steps(trainer.meter(peak), stop):
+                if info.warning:
+                    view.note(info.warning)
+                record(info.record)
+                evaluate(info.record.step)
+                saver.after_step()
+        except (BrokenPipeError, SystemExit):  # nobody reads the output any more; rich makes a SystemExit of that
+            saver.save()
+            raise
         saver.save()
     if config.run.sample_prompt is not None and trainer.state.step == config.run.steps:
         view.note("sample: " + _write_sample(trainer, inputs.tokenizer, config.run.sample_prompt, run_dir))

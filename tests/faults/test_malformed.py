@@ -5,6 +5,7 @@ tests, which say what the line must be; here they go through the command line.
 """
 
 import hashlib
+import io
 import os
 import re
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 
 from ascend_moe_train.checkpoint import store
 from ascend_moe_train.checkpoint.huggingface import tensor_shapes
+from ascend_moe_train.cli import generate
 from ascend_moe_train.cli.main import main
 from ascend_moe_train.config import run_to_dict
 from ascend_moe_train.model.counts import parameter_shapes
@@ -280,6 +282,7 @@ OPTIONS: dict[str, tuple[dict[str, str], str]] = {
     "negative seed": ({"seed": "-1"}, "-1"),
     "seed that is text": ({"seed": "x"}, "x"),
     "output that is a folder": ({"out": "empty"}, "--out empty: is a folder"),
+    "output that is a pipe": ({"out": "pipe"}, "--out pipe: is no regular file"),
     "output in no folder": ({"out": "absent/text"}, "--out absent/text: there is no folder absent"),
     "tokenizer that is not there": ({"tokenizer": "absent.json"}, "absent.json: no such file"),
     "tokenizer that is none": ({"tokenizer": "run.yaml"}, "run.yaml: not a Hugging Face tokenizer.json"),
@@ -291,9 +294,18 @@ OPTIONS: dict[str, tuple[dict[str, str], str]] = {
 def test_options_of_generate(case: str, refused: Check, tmp_path: Path, small_corpus: Path) -> None:
     made_checkpoint(tmp_path, small_corpus)
     (tmp_path / "empty").mkdir()
+    os.mkfifo(tmp_path / "pipe")
     changes, message = OPTIONS[case]
     options = {"checkpoint": "run/checkpoints", "prompt": "a"} | changes
     assert message in refused("generate", *[word for name, value in options.items() for word in (f"--{name}", value)])
+
+
+@pytest.mark.parametrize(("given", "message"), [(None, "no standard input"), (9, "more than 8 bytes")])
+def test_prompts_from_stdin(given: int | None, message: str, refused: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate, "MAX_PROMPT_BYTES", 8)
+    stdin = None if given is None else io.TextIOWrapper(io.BytesIO(b"a" * given))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert message in refused("generate", "--checkpoint", "x", "--prompt", "-")
 
 
 def test_a_start_that_fails_imports_no_framework(tmp_path: Path, small_corpus: Path) -> None:

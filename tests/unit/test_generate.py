@@ -157,11 +157,14 @@ def test_the_command_writes_the_same_text_every_way(
 ) -> None:
     options = ("data.valid=[]", "batch.micro_sequences=4", "run.steps=10", "run.precision=fp16")
     run_to_end(small_run(tmp_path, small_corpus, *options))
-    folder, out = tmp_path / "run" / "checkpoints", tmp_path / "text.txt"
+    folder, out, kept = tmp_path / "run" / "checkpoints", tmp_path / "text.txt", tmp_path / "kept.txt"
+    kept.touch()
+    out.symlink_to(kept)
     same = ["--prompt", "the router é", "--max-tokens", "20", "--seed", "3"]
     assert main(["generate", "--checkpoint", str(folder), *same, "--out", str(out)]) == 0
     streamed = capsys.readouterr().out
-    assert streamed.startswith("the router é") and streamed == out.read_text() + "\n"
+    assert streamed.startswith("the router é") and streamed == kept.read_text() + "\n"
+    assert out.is_symlink()
     assert main(["generate", "--checkpoint", str(folder / "step-00000010"), *same, "--json"]) == 0
     whole = json.loads(capsys.readouterr().out)
     assert whole["text"] + "\n" == streamed

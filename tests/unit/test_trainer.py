@@ -123,6 +123,20 @@ def test_json_prints_every_record_on_stdout(
     assert "step 1 is next" in printed.err
 
 
+@pytest.mark.parametrize("error", [BrokenPipeError(), SystemExit(1)])
+def test_what_was_trained_is_saved_when_nobody_reads_the_output_any_more(
+    error: BaseException, tmp_path: Path, small_corpus: Path
+) -> None:
+    def on_step(record: StepRecord) -> None:
+        if record.step == 2:
+            raise error
+
+    config = small_run(tmp_path, small_corpus, *SHORT)
+    with pytest.raises(type(error)):
+        run(config, MemoryView(on_step))
+    assert newest_state(tmp_path / "run")[0] == 2
+
+
 def test_a_stop_before_the_first_step_does_nothing(tmp_path: Path, small_corpus: Path) -> None:
     class Impatient(MemoryView):
         def note(self, message: str) -> None:
