@@ -85,7 +85,9 @@ class Template:
             size += len(piece)
             if size > MAX_CHARACTERS:
                 raise TemplateError(f"it writes more than {MAX_CHARACTERS} characters")
-        return "".join(pieces)
+        text = "".join(pieces)
+        text.encode()  # half a surrogate pair is no text, and no tokenizer takes it
+        return text
 
 
 def conversation(template: Template, messages: Messages, tools: object, *, only_last: bool) -> tuple[str, list[Span]]:

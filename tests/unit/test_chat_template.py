@@ -122,6 +122,7 @@ HOSTILE = {
     "missing name": ("{{ bos_tokn }}", r"'bos_tokn' is undefined"),
     "its own refusal": ("{{ raise_exception('roles must alternate') }}", r"t\.jinja: roles must alternate$"),
     "no word of the answers": ("hello", r"it writes nothing for the assistant's turns"),
+    "half a surrogate pair": (r"{{ '\ud800' }}", r"UnicodeEncodeError: .* surrogates not allowed"),
     "nested blocks": (
         "{% generation %}a{% generation %}b{% endgeneration %}{% endgeneration %}",
         r"a \{% generation %\} block inside another",
