@@ -46,7 +46,7 @@ def main(implementation: str, threads: int, steps: int, flops_per_token: float) 
     median_s = statistics.median(seconds[2:])
     per_step = SEQUENCES * SEQ_LEN
     figures = {
-        "name": f"transformers Mixtral, experts {implementation}, {threads} threads",
+        "name": f"transformers Mixtral, experts {implementation}, {threads} {'thread' if threads == 1 else 'threads'}",
         "step_s": median_s,
         "tokens_per_s": per_step / median_s,
         "flops_per_s": per_step / median_s * flops_per_token,

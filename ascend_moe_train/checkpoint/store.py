@@ -25,6 +25,7 @@ from ascend_moe_train.errors import CheckpointError
 
 Array = np.ndarray[Any, Any]
 
+CHECKPOINTS = "checkpoints"  # within the folder of a run
 _TEMPORARY = ".tmp-"
 _REPLACED = ".replaced-"
 # Hashing and writing alternate on pieces that stay in the CPU's cache.
@@ -114,17 +115,20 @@ def steps(root: Path) -> list[int]:
 
 
 def find(path: Path) -> Path:
-    """The checkpoint that a path means: itself, or the newest in a folder of checkpoints.
+    """The checkpoint that a path means: itself, or the newest in a folder of checkpoints or in that of a run.
 
     Raises:
         CheckpointError: there is none, or the newest is damaged as far as that shows without reading the tensors.
     """
     if (path / layout.MANIFEST_NAME).exists():
         return path
-    checkpoint = newest(path)
-    if checkpoint is None:
-        raise CheckpointError(f"{path}: no checkpoint here; name a folder step-... or a folder that holds some")
-    return checkpoint.path
+    checkpoint = newest(path) or newest(path / CHECKPOINTS)
+    if checkpoint is not None:
+        return checkpoint.path
+    advice = "name a folder step-... or a folder that holds some"
+    if (path / "config.json").exists():
+        advice = "a Hugging Face folder becomes one with amt convert import"
+    raise CheckpointError(f"{path}: no checkpoint here; {advice}")
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

@@ -16,9 +16,10 @@ def command(run_yaml: Path, overrides: tuple[str, ...], as_json: bool) -> int:
     from ascend_moe_train.cli.environment import prepare_environment
     from ascend_moe_train.train.stop import StopRequest
 
-    config = whole_run(run_yaml, overrides)
     prepare_environment()
+    # the configuration imports NumPy, and a thread that starts before SIGINT is blocked would take a Ctrl-C
     with StopRequest() as stop:
+        config = whole_run(run_yaml, overrides)
         from ascend_moe_train.train.json_view import JsonView
         from ascend_moe_train.train.live import LiveView
         from ascend_moe_train.train.start import start

@@ -87,7 +87,8 @@ def record_field(record: Mapping[str, Any], field: str, where: str) -> object:
     """A field of a JSONL line. Raises DataError after `where` when it is not there."""
     if field not in record:
         there = ", ".join(repr(key)[:40] for key in list(record)[:8]) or "none"
-        raise DataError(f"{where}: no field {field!r} (fields there: {there}); name the right one with --field")
+        advice = "take --format chat" if "messages" in record else "name the right one with --field"
+        raise DataError(f"{where}: no field {field!r} (fields there: {there}); {advice}")
     return record[field]
 
 

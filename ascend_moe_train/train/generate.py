@@ -147,7 +147,10 @@ def chat_prompt(path: Path, tokenizer_path: str | None, message: str) -> str:
 def _tokenizer_file(start: Start, run: RunConfig | None, given: str | None) -> Path:
     if given is not None:
         return Path(given)
-    found = _own_tokenizer(start) if run is None else Path(run.data.tokenizer)
+    if run is not None:
+        named, copy = Path(run.data.tokenizer), start.path.parent.parent / TOKENIZER
+        return copy if copy.exists() and not named.exists() else named
+    found = _own_tokenizer(start)
     if found is None:
         raise CheckpointError(f"{start.path}: came without {TOKENIZER}: name one with --tokenizer")
     return found

@@ -13,8 +13,6 @@ from ascend_moe_train.data.loader import EvalLoader, TrainLoader
 from ascend_moe_train.data.tokenizer import Tokenizer, load_tokenizer
 from ascend_moe_train.errors import CheckpointError, DataError
 
-CHECKPOINTS = "checkpoints"  # where in its folder a run keeps them
-
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
@@ -49,7 +47,9 @@ def open_inputs(config: RunConfig) -> Inputs:
 
 def open_first_weights(config: RunConfig) -> Start | None:
     """Where to read weights from, see `Inputs`. Raises CheckpointError: not there, damaged, or of another model."""
-    if config.run.init_from is None or (config.lora is None and _has_checkpoints(Path(config.run.dir) / CHECKPOINTS)):
+    if config.run.init_from is None or (
+        config.lora is None and _has_checkpoints(Path(config.run.dir) / store.CHECKPOINTS)
+    ):
         return None
     start = open_whole(Path(config.run.init_from))
     check_model(start, config.model)
@@ -64,7 +64,7 @@ def model_of_run(run: Mapping[str, object]) -> dict[str, Any] | None:
     folder, init_from = run.get("dir"), run.get("init_from")
     if not isinstance(init_from, str):
         return None
-    own = Path(folder) / CHECKPOINTS if isinstance(folder, str) else None
+    own = Path(folder) / store.CHECKPOINTS if isinstance(folder, str) else None
     path = store.find(own if own is not None and _has_checkpoints(own) else Path(init_from))
     return model_meta(store.read_manifest(path).meta, str(path)).model.model_dump(mode="json")
 

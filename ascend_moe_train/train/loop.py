@@ -12,17 +12,19 @@ from ascend_moe_train.model.adapters import num_adapter_parameters, run_flops_pe
 from ascend_moe_train.model.config import LoraConfig, ModelConfig
 from ascend_moe_train.model.counts import num_active_parameters, num_parameters
 from ascend_moe_train.train.evaluate import Evaluator
-from ascend_moe_train.train.generate import Generator, Sampling, text_pieces
+from ascend_moe_train.train.generate import TOKENIZER, Generator, Sampling, text_pieces
 from ascend_moe_train.train.inputs import Inputs
 from ascend_moe_train.train.metrics import JsonlWriter, Record, replace_file
 from ascend_moe_train.train.peak import measured_cpu_peak_flops_per_s
 from ascend_moe_train.train.persist import checkpoint_meta, collect
 from ascend_moe_train.train.report import write_report
-from ascend_moe_train.train.run_info import RunInfo, versions, write_run_info
+from ascend_moe_train.train.run_info import RunInfo, processor, read_run_info, versions, write_run_info
 from ascend_moe_train.train.stop import StopRequest
 from ascend_moe_train.train.tensorboard import TensorBoardWriter
 from ascend_moe_train.train.trainer import Trainer
 from ascend_moe_train.train.view import View
+
+MEASURED = "fp32 matrix product measured at the start"
 
 
 def train(config: RunConfig, inputs: Inputs, view: View, stop: StopRequest) -> int:
@@ -33,9 +35,9 @@ def train(config: RunConfig, inputs: Inputs, view: View, stop: StopRequest) -> i
     run_dir = Path(config.run.dir)
     trainer = Trainer(config, inputs.train, view.note, inputs.start)
     first_step = trainer.state.step + 1
-    peak, source = _peak(config, trainer.device)
+    peak, source = _peak(config, trainer.device, run_dir)
     with _records(config, run_dir, first_step, view) as record, _saver(trainer) as saver:
-        _write_facts(config, run_dir, peak, source)
+        _write_facts(config, inputs, run_dir, peak, source)
         view.note(f"{trainer.device} device, {trainer.kernels.name} kernels, {_what_is_next(trainer)}")
         if config.lora is not None:
             view.note(_what_is_trained(config.model, config.lora))
@@ -82,16 +84,22 @@ def _write_sample(trainer: Trainer, tokenizer: Tokenizer, prompt: str, run_dir: 
     return text
 
 
-def _peak(config: RunConfig, device: str) -> tuple[float | None, str]:
+def _peak(config: RunConfig, device: str, run_dir: Path) -> tuple[float | None, str]:
     if config.run.peak_flops_per_s is not None:
         return config.run.peak_flops_per_s, "run.peak_flops_per_s"
-    if device == "cpu":
-        return measured_cpu_peak_flops_per_s(), "fp32 matrix product measured at the start"
-    return None, "unknown: set run.peak_flops_per_s"
+    if device != "cpu":
+        return None, "unknown: set run.peak_flops_per_s"
+    before, peak = read_run_info(run_dir), measured_cpu_peak_flops_per_s()
+    # a start on a busy machine measures less than the machine can do
+    if before is not None and before.peak_source == MEASURED and before.versions.get("processor") == processor():
+        peak = max(peak, before.peak_flops_per_s or 0.0)
+    return peak, MEASURED
 
 
-def _write_facts(config: RunConfig, run_dir: Path, peak: float | None, source: str) -> None:
+def _write_facts(config: RunConfig, inputs: Inputs, run_dir: Path, peak: float | None, source: str) -> None:
     replace_file(run_dir / "config.yaml", [dump_yaml(config).encode()])
+    # a copy for `amt generate` in another folder, where the path in the configuration leads nowhere
+    replace_file(run_dir / TOKENIZER, [inputs.tokenizer.to_json().encode()])
     info = RunInfo(
         total_steps=config.run.steps,
         parameters=num_parameters(config.model),

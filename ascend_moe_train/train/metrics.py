@@ -300,6 +300,8 @@ class JsonlWriter:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.exists():
+                if not path.is_file():  # opening a pipe would wait for a reader
+                    raise MetricsError(f"{path}: is no regular file")
                 _keep_before(path, first_step)
             # unbuffered, so that nothing is left to fail when the file is closed on a full disk
             self._file = path.open("ab", buffering=0)

@@ -36,7 +36,7 @@ _RUN_INFO = TypeAdapter(RunInfo)
 
 def versions() -> dict[str, str]:
     """Versions of the packages that matter and of the machine below them; packages that are not there are left out."""
-    found = {"python": platform.python_version(), "system": platform.platform(), "processor": _processor()}
+    found = {"python": platform.python_version(), "system": platform.platform(), "processor": processor()}
     for package in PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)
@@ -68,7 +68,7 @@ def read_run_info(run_dir: Path) -> RunInfo | None:
         raise MetricsError(f"{path}: {first_problem(error)}") from None
 
 
-def _processor() -> str:
+def processor() -> str:
     """Model name and number of usable cores."""
     name = platform.machine()
     try:

@@ -39,6 +39,8 @@ def _locked_file(path: Path) -> BinaryIO:
     """The lock file, open and locked. A file that its owner removed meanwhile locks nothing, so another is made."""
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():  # opening a pipe would wait for a reader
+            raise TrainingError(f"{path}: is no regular file")
         file = path.open("ab")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

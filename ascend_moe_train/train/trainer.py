@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ascend_moe_train.checkpoint.starting import Start
+from ascend_moe_train.checkpoint.store import CHECKPOINTS
 from ascend_moe_train.config import RunConfig
 from ascend_moe_train.data.loader import TrainLoader
 from ascend_moe_train.errors import TrainingError
@@ -17,7 +18,6 @@ from ascend_moe_train.optim.adamw import AdamW, step_factors
 from ascend_moe_train.optim.lr import learning_rate
 from ascend_moe_train.optim.scaling import LossScale
 from ascend_moe_train.train.guard import find_origin, remember_loss, spike_limit
-from ascend_moe_train.train.inputs import CHECKPOINTS
 from ascend_moe_train.train.metrics import Smoother, StepMeter, StepRecord
 from ascend_moe_train.train.persist import first_weights, restore, trained
 from ascend_moe_train.train.session import build_model

@@ -53,6 +53,11 @@ PREPARE: dict[str, tuple[dict[str, bytes | Path], dict[str, object], str]] = {
         {},
         r"a\.jsonl: line 3: no field 'text' \(fields there: 'body', 'n'\); name the right one with --field",
     ),
+    "JSONL of conversations": (
+        {"a.jsonl": b'{"messages": []}\n'},
+        {},
+        r"a\.jsonl: line 1: no field 'text' \(fields there: 'messages'\); take --format chat",
+    ),
     "field of another type": ({"a.jsonl": b'{"text": 3}'}, {}, r"line 1: field 'text' is of type int, text is needed"),
     "line that is no object": ({"a.jsonl": b"[1]"}, {}, r"line 1: a JSON list, an object with the field 'text'"),
     "bad bytes in JSONL": (

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -155,8 +156,10 @@ def test_bytes_that_never_become_a_character_are_shown_in_the_end(tokenizer: Tok
 def test_the_command_writes_the_same_text_every_way(
     tmp_path: Path, small_corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    named = tmp_path / "named.json"
+    shutil.copy(small_corpus / "tokenizer.json", named)
     options = ("data.valid=[]", "batch.micro_sequences=4", "run.steps=10", "run.precision=fp16")
-    run_to_end(small_run(tmp_path, small_corpus, *options))
+    run_to_end(small_run(tmp_path, small_corpus, *options, f"data.tokenizer={named}"))
     folder, out, kept = tmp_path / "run" / "checkpoints", tmp_path / "text.txt", tmp_path / "kept.txt"
     kept.touch()
     out.symlink_to(kept)
@@ -165,6 +168,9 @@ def test_the_command_writes_the_same_text_every_way(
     streamed = capsys.readouterr().out
     assert streamed.startswith("the router é") and streamed == kept.read_text() + "\n"
     assert out.is_symlink()
+    named.unlink()  # the run has kept a copy
+    assert main(["generate", "--checkpoint", str(folder.parent), *same]) == 0
+    assert capsys.readouterr().out == streamed
     assert main(["generate", "--checkpoint", str(folder / "step-00000010"), *same, "--json"]) == 0
     whole = json.loads(capsys.readouterr().out)
     assert whole["text"] + "\n" == streamed

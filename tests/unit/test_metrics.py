@@ -223,7 +223,7 @@ def test_endless_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_unusable_path(tmp_path: Path) -> None:
-    with pytest.raises(MetricsError, match="Is a directory"):
+    with pytest.raises(MetricsError, match="is no regular file"):
         JsonlWriter(tmp_path, first_step=1)
     with pytest.raises(MetricsError, match="No such file"):
         list(read_records(tmp_path / "none.jsonl"))

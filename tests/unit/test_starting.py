@@ -52,12 +52,19 @@ def test_weights_are_widened_without_loss(dtype: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(found[name], value.astype(np.float32))
 
 
-def test_a_folder_of_checkpoints_means_the_newest(tmp_path: Path) -> None:
-    write_weights(tmp_path, MODEL_CONFIG, weights(MODEL_CONFIG), step=3)
-    newest = write_weights(tmp_path, MODEL_CONFIG, weights(MODEL_CONFIG, seed=5), step=20)
-    assert open_whole(tmp_path).path == newest
+def test_a_folder_of_checkpoints_or_of_a_run_means_the_newest(tmp_path: Path) -> None:
+    checkpoints = tmp_path / store.CHECKPOINTS
+    write_weights(checkpoints, MODEL_CONFIG, weights(MODEL_CONFIG), step=3)
+    newest = write_weights(checkpoints, MODEL_CONFIG, weights(MODEL_CONFIG, seed=5), step=20)
+    assert open_whole(checkpoints).path == open_whole(tmp_path).path == newest
     with pytest.raises(CheckpointError, match="no checkpoint here"):
         open_whole(tmp_path / "absent")
+
+
+def test_a_hugging_face_folder_is_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"no checkpoint here; .* amt convert import"):
+        open_whole(tmp_path)
 
 
 def test_only_what_is_asked_for_is_read_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,10 +98,10 @@ DAMAGED: dict[str, tuple[Callable[[dict[str, Array]], None], dict[str, Any], str
     "another shape": (put("norm.weight", np.ones(9, np.float32)), {}, r"norm\.weight has shape \[9\]: .* \[8\]"),
     "whole numbers": (put("norm.weight", np.ones(8, np.int32)), {}, r"norm\.weight is I32: a weight must be F32, F16"),
     "no model": (without("norm.weight"), {"model": None}, r"step-00000001.*: meta\.model = None"),
-    "a model of a billion layers": (
+    "a model of ten thousand layers": (
         without("norm.weight"),
-        {"model": MODEL_CONFIG.model_copy(update={"num_layers": 10**9}).model_dump(mode="json")},
-        r"step-00000001: \d+ tensors are too few for model\.num_layers 1000000000",
+        {"model": MODEL_CONFIG.model_copy(update={"num_layers": 10**4}).model_dump(mode="json")},
+        r"step-00000001: \d+ tensors are too few for model\.num_layers 10000",
     ),
 }
 

@@ -3,6 +3,7 @@
 import html
 import json
 import math
+import os
 import signal
 from collections.abc import Iterator
 from itertools import islice
@@ -16,11 +17,12 @@ from numpy.typing import NDArray
 from ascend_moe_train.checkpoint import store
 from ascend_moe_train.cli.main import main
 from ascend_moe_train.config import RunConfig, load_run
-from ascend_moe_train.errors import TrainingError
+from ascend_moe_train.errors import TrainingError, UserError
 from ascend_moe_train.optim.lr import learning_rate
 from ascend_moe_train.train.inputs import open_inputs
 from ascend_moe_train.train.metrics import StepRecord, read_records
 from ascend_moe_train.train.persist import collect
+from ascend_moe_train.train.run_info import read_run_info
 from ascend_moe_train.train.session import copy_into
 from ascend_moe_train.train.stop import StopRequest
 from ascend_moe_train.train.trainer import StepInfo, Trainer
@@ -68,6 +70,7 @@ def test_a_run_leaves_its_files_and_no_others(finished: tuple[RunConfig, MemoryV
         "run.json",
         "sample.txt",
         "tensorboard",
+        "tokenizer.json",
     ]
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
         "step-00000020",
@@ -298,3 +301,25 @@ def test_what_is_handed_to_the_writer_does_not_change_under_later_steps(watched:
 
 def test_a_checkpoint_of_nothing_is_not_written(built: Watched) -> None:
     assert store.newest(built.trainer.checkpoints) is None
+
+
+def test_a_later_start_on_a_busy_machine_does_not_lower_the_peak(
+    tmp_path: Path, small_corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_run(tmp_path, small_corpus, *SHORT, "run.peak_flops_per_s=null")
+    seen = []
+    for measured in (2e9, 1e9, 3e9):
+        monkeypatch.setattr("ascend_moe_train.train.loop.measured_cpu_peak_flops_per_s", lambda now=measured: now)
+        run_to_end(config)
+        info = read_run_info(Path(config.run.dir))
+        seen.append(info.peak_flops_per_s if info is not None else None)
+    assert seen == [2e9, 2e9, 3e9]
+
+
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl"])
+def test_a_pipe_in_the_place_of_a_file_is_refused(name: str, tmp_path: Path, small_corpus: Path) -> None:
+    config = small_run(tmp_path, small_corpus, *SHORT)
+    Path(config.run.dir).mkdir()
+    os.mkfifo(Path(config.run.dir) / name)
+    with pytest.raises(UserError, match="no regular file"):
+        run_to_end(config)
