@@ -214,7 +214,7 @@ CHECKPOINTS: dict[str, tuple[damage.Damage, str | None, str | None]] = {
     "configuration that is a list": (set_meta(config=[]), "config", "meta.config is missing"),
     "configuration without a model": (damage.edit(lambda c: c["meta"]["config"].pop("model")), "model", "model."),
     "key of another program": (set_config("model", extra=1), "extra", "model.extra = 1, this run has None"),
-    "more layers than tensors": (set_config("model", num_layers=10**9), "too few", "model.num_layers = 1000000000"),
+    "more layers than tensors": (set_config("model", num_layers=10**4), "too few", "model.num_layers = 10000"),
     "another hidden size": (
         set_config("model", hidden=64),
         "the config asks for [300, 64]",
