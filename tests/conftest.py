@@ -1,6 +1,7 @@
 """What several tests share."""
 
 import os
+import signal
 from pathlib import Path
 
 # read while MindSpore is imported: see ascend_moe_train/cli/environment.py
@@ -10,6 +11,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import pytest
 
 from tests.small_run import make_corpus
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # a shell starts background commands with Ctrl-C ignored, and what the tests start would inherit that
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
