@@ -15,6 +15,7 @@ from ascend_moe_train.errors import ConfigError
 from ascend_moe_train.model.adapters import adapters
 from ascend_moe_train.model.config import LoraConfig, ModelConfig
 from ascend_moe_train.optim.config import LossScaleConfig, OptimConfig
+from ascend_moe_train.parallel.config import ParallelConfig, check_parallel
 from ascend_moe_train.part import Part
 from ascend_moe_train.presets import PRESETS
 from ascend_moe_train.strict_yaml import Value
@@ -35,6 +36,7 @@ class RunConfig(Part):
     loss_scale: LossScaleConfig = LossScaleConfig()
     guard: GuardConfig = GuardConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    parallel: ParallelConfig = ParallelConfig()
 
     @property
     def tokens_per_step(self) -> int:
@@ -70,6 +72,7 @@ class RunConfig(Part):
                 f"batch.micro_sequences {self.batch.micro_sequences} x data.seq_len {self.data.seq_len} x top_k {top_k}"
                 f" is {assignments:,} assignments at once: fewer than {MAX_ASSIGNMENTS:,} are possible"
             )
+        check_parallel(self.parallel, self.model, self.lora, self.batch, self.data.seq_len)
         return self
 
 

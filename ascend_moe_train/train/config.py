@@ -10,14 +10,14 @@ PositiveInt = Annotated[int, Field(gt=0)]
 
 
 class BatchConfig(Part):
-    """Sequences per optimizer step, and per forward and backward; the ratio is the gradient accumulation."""
+    """Sequences per optimizer step over all ranks, and per forward and backward on each data parallel rank."""
 
     global_sequences: PositiveInt = 8
     micro_sequences: PositiveInt = 8
 
     @property
     def num_micro(self) -> int:
-        """Micro-batches per optimizer step."""
+        """Micro-batches per optimizer step of one data parallel rank; of several, see `parallel.mesh.num_micro`."""
         return self.global_sequences // self.micro_sequences
 
     @model_validator(mode="after")

@@ -16,6 +16,11 @@ PURE = [
     "*/config.py",
     "model/counts.py",
     "model/adapters.py",
+    "parallel/__init__.py",
+    "parallel/mesh.py",
+    "parallel/shards.py",
+    "parallel/comm.py",
+    "cluster/*.py",
     "optim/lr.py",
     "data/*.py",
     "checkpoint/*.py",
@@ -43,8 +48,10 @@ MAY_IMPORT = {
     "data": {"pure", "data"},
     "optim": {"pure", "model", "optim"},
     "checkpoint": {"pure", "model", "checkpoint"},
-    "train": {"pure", "model", "data", "optim", "checkpoint", "train"},
-    "cli": {"pure", "model", "data", "optim", "checkpoint", "train", "cli"},
+    "parallel": {"pure", "model", "optim", "parallel"},
+    "cluster": {"pure", "cluster"},
+    "train": {"pure", "model", "data", "optim", "checkpoint", "parallel", "train"},
+    "cli": {"pure", "model", "data", "optim", "checkpoint", "parallel", "cluster", "train", "cli"},
 }
 
 MANY_DEVICE_WORDS = re.compile(

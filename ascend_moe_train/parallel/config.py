@@ -1,0 +1,164 @@
+"""How a run is spread over ranks, and what of that its model and batch allow. Pure."""
+
+from collections.abc import Callable
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ascend_moe_train.model.config import LoraConfig, ModelConfig
+from ascend_moe_train.part import Part
+from ascend_moe_train.train.config import BatchConfig
+
+MAX_RANKS = 2**20  # each is gone through, so that more would take for ever
+
+AxisSize = Annotated[int, Field(gt=0, le=MAX_RANKS)]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class DeadlineConfig(Part):
+    """How long a rank may wait for the others before the run ends everywhere: while the step is compiled (its first
+    run), in any later step, and while a checkpoint is written."""
+
+    compile_s: Seconds = 1800.0
+    step_s: Seconds = 300.0
+    save_s: Seconds = 600.0
+
+
+class ParallelConfig(Part):
+    """Sizes of the mesh axes, and how what is spread is kept and exchanged.
+
+    `pp`, `cp` and `tp` cut the dense part into pipeline stages, sequences and heads, `ep` and `etp` the experts of a
+    stage into whole ones and slices of their width. Data parallelism takes the remaining ranks of each part (dp, and
+    edp for the experts): it has no key. `sequence_parallel` keeps activations between the tp regions split by tokens
+    (Korthikanti et al., 2022).
+
+    `zero_stage` 1 shards the optimizer's states over data parallel ranks, 2 gradients too, 3 weights too (Rajbhandari
+    et al., 2020). Gradients are reduced in buckets of `bucket_bytes`, and travel as `reduce_dtype`.
+    `offload_optimizer` keeps the optimizer's states in host memory.
+
+    In dropless mode a rank has room for `receive_factor` times the token rows that it sends, rows beyond are counted as
+    overflow; None has room for whatever may come. `hierarchical_ranks` is the number of ranks of a node: tokens are
+    then exchanged inside each node first, then across nodes.
+    """
+
+    pp: AxisSize = 1
+    cp: AxisSize = 1
+    tp: AxisSize = 1
+    ep: AxisSize = 1
+    etp: AxisSize = 1
+    sequence_parallel: bool = False
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    bucket_bytes: Annotated[int, Field(gt=0)] = 25 * 2**20
+    reduce_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    offload_optimizer: bool = False
+    receive_factor: Annotated[float, Field(ge=1)] | None = None
+    hierarchical_ranks: AxisSize | None = None
+    deadlines: DeadlineConfig = DeadlineConfig()
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.sequence_parallel and self.tp == 1:
+            raise ValueError(
+                "sequence_parallel true needs tp ranks to split tokens over, and tp is 1: set it to 2 or more"
+            )
+        if self.receive_factor is not None and self.ep == 1:
+            raise ValueError(f"receive_factor {self.receive_factor} has no effect with ep 1: leave it out")
+        if self.hierarchical_ranks is not None:
+            self._check_nodes(self.hierarchical_ranks)
+        return self
+
+    def _check_nodes(self, ranks: int) -> None:
+        """A node holds whole experts' ranks, more than one and not all of an expert-parallel group."""
+        across = self.ep * self.etp
+
+        def is_possible(ranks: int) -> bool:
+            return ranks % self.etp == 0 and across % ranks == 0 and self.etp < ranks < across
+
+        if not is_possible(ranks):
+            raise ValueError(
+                f"hierarchical_ranks {ranks} does not cut the {across} ranks of ep {self.ep} x etp {self.etp} into "
+                f"nodes of several ep ranks each: {_advice(ranks, is_possible, across, 'no number does, leave it out')}"
+            )
+
+
+def check_parallel(
+    parallel: ParallelConfig, model: ModelConfig, lora: LoraConfig | None, batch: BatchConfig, seq_len: int
+) -> None:
+    """Whether a model and its micro-batches can be cut as `parallel` asks, whatever the number of ranks.
+
+    Raises ValueError with the dotted keys, their values and the nearest sizes that are possible.
+    """
+    if lora is not None:
+        for axis in ("tp", "ep", "etp"):
+            if (size := getattr(parallel, axis)) > 1:
+                raise ValueError(f"parallel.{axis} {size} is impossible with lora, whose adapters are not cut: use 1")
+    if model.moe is not None and model.moe.capacity_factor is not None and parallel.receive_factor is not None:
+        raise ValueError(
+            f"parallel.receive_factor {parallel.receive_factor} has no effect with model.moe.capacity_factor "
+            f"{model.moe.capacity_factor}: set one of them to null"
+        )
+    if seq_len % parallel.cp:
+        advice = _advice(parallel.cp, lambda size: seq_len % size == 0, seq_len)
+        raise ValueError(f"parallel.cp {parallel.cp}: data.seq_len {seq_len} does not divide by it: {advice}")
+    tokens = batch.micro_sequences * seq_len // parallel.cp if model.moe or parallel.sequence_parallel else None
+    _refuse("tp", parallel.tp, lambda size: _against_tp(size, model, tokens))
+    _refuse("ep", parallel.ep, lambda size: _against_ep(size, model))
+    _refuse("etp", parallel.etp, lambda size: _against_etp(size, model))
+
+
+def nearest_sizes(wanted: int, is_possible: Callable[[int], bool], most: int = MAX_RANKS) -> list[int]:
+    """The nearest size below and the nearest above that are possible, of 1 to `most`."""
+    below = next(filter(is_possible, range(min(wanted - 1, most), 0, -1)), None)
+    above = next(filter(is_possible, range(wanted + 1, most + 1)), None)
+    return [size for size in (below, above) if size is not None]
+
+
+def _advice(wanted: int, is_possible: Callable[[int], bool], most: int, none: str = "") -> str:
+    found = nearest_sizes(wanted, is_possible, min(most, MAX_RANKS))
+    return f"use {' or '.join(map(str, found))}" if found else none
+
+
+def _refuse(axis: str, size: int, against: Callable[[int], str | None]) -> None:
+    """Raises ValueError if something is against this size of an axis; 1 is always possible."""
+    if (reason := against(size)) is not None:
+        raise ValueError(f"parallel.{axis} {size}: {reason}: {_advice(size, lambda n: against(n) is None, 2 * size)}")
+
+
+def _against_tp(tp: int, model: ModelConfig, tokens: int | None) -> str | None:
+    """What forbids this size: every part of a layer that is cut by heads, width or vocabulary has to come out even."""
+    if tp == 1:
+        return None
+    if model.qk_norm == "full":
+        return "model.qk_norm 'full' is one norm over all heads, which cannot be cut"
+    divided = {"model.num_heads": model.num_heads, "model.vocab_size": model.vocab_size}
+    if model.moe is None or model.moe.dense_layers:
+        divided["model.ffn"] = model.ffn
+    if model.moe is not None:
+        divided["model.moe.shared_ffn"] = model.moe.shared_ffn
+    for key, size in divided.items():
+        if size % tp:
+            return f"{key} {size} does not divide by it"
+    kv_heads = model.num_kv_heads
+    if kv_heads % tp and tp % kv_heads:
+        return f"model.num_kv_heads {kv_heads} neither divides by it nor divides it"
+    if tokens is not None and tokens % tp:
+        return f"the {tokens:,} tokens of a micro-batch on one rank do not divide by it"
+    return None
+
+
+def _against_ep(ep: int, model: ModelConfig) -> str | None:
+    if ep == 1:
+        return None
+    if model.moe is None:
+        return "the model has no experts (model.moe is null)"
+    return (
+        f"model.moe.num_experts {model.moe.num_experts} does not divide by it" if model.moe.num_experts % ep else None
+    )
+
+
+def _against_etp(etp: int, model: ModelConfig) -> str | None:
+    if etp == 1:
+        return None
+    if model.moe is None:
+        return "the model has no experts (model.moe is null)"
+    return f"model.moe.ffn {model.moe.ffn} does not divide by it" if model.moe.ffn % etp else None
