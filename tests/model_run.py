@@ -66,7 +66,7 @@ class _Graph(nn.Cell):
         self, scale: Any, tokens: Any, targets: Any, segment: Any, position: Any, weight: Any, seed: Any
     ) -> Any:
         x_TD, _, _ = self.model.hidden_states(tokens, segment, position, seed)
-        total, ce, aux, z, counts_LE, dropped = self.model(tokens, targets, segment, position, weight, seed)
+        total, ce, _, aux, z, counts_LE, dropped = self.model(tokens, targets, segment, position, weight, seed)
         return total * scale, total, ce, aux, z, counts_LE, dropped, self.model.logits(x_TD)
 
     def construct(self, *inputs: Any) -> Any:
@@ -137,7 +137,7 @@ class _Noise(nn.Cell):
         self.shape = shape
 
     def construct(self, seed: Any, amplitude: Any) -> Any:
-        return uniform_noise(self.shape, seed, amplitude)
+        return uniform_noise(self.shape, 0, seed, amplitude)
 
 
 @cache

@@ -6,7 +6,7 @@ from mindspore import nn, ops
 
 from ascend_moe_train.model.config import MLAConfig, ModelConfig
 from ascend_moe_train.model.kernels.protocol import Kernels
-from ascend_moe_train.model.layers import Linear, RMSNorm, empty
+from ascend_moe_train.model.layers import Linear, RMSNorm, empty, in_any_order
 from ascend_moe_train.model.rope import softmax_factor
 
 Tensor = Any
@@ -67,7 +67,8 @@ class LatentAttention(nn.Cell):
     """Multi-head latent attention (DeepSeek-V2, section 2.1): (B*S, D) -> (B*S, D).
 
     Keys and values are unfolded from a normed latent vector, queries from another or straight from the input. Only the
-    last `rope_dim` elements of each query and key are rotated; in the key they are one vector for all heads.
+    last `rope_dim` elements of each query and key are rotated; in the key they are one vector for all heads. Port:
+    `in_order` of queries, and of keys and values.
     """
 
     def __init__(self, config: ModelConfig, mla: MLAConfig, kernels: Kernels) -> None:
@@ -84,6 +85,7 @@ class LatentAttention(nn.Cell):
             self.q_up = Linear(mla.q_latent, q_size, kernels)
         else:
             self.q = Linear(config.hidden, q_size, kernels)
+        self.in_order = in_any_order
         self.kv_down = Linear(config.hidden, mla.kv_latent + mla.rope_dim, kernels)
         self.kv_latent_norm = RMSNorm(mla.kv_latent, mla.norm_eps, kernels)
         self.kv_up = Linear(mla.kv_latent, self.num_heads * (mla.nope_dim + mla.value_dim), kernels)
@@ -93,6 +95,7 @@ class LatentAttention(nn.Cell):
         B, S = segment_BS.shape
         H, nope = self.num_heads, self.nope_dim
         q = self.q_up(self.q_latent_norm(self.q_down(x_TD))) if self.has_q_latent else self.q(x_TD)
+        q, x_TD = self.in_order(q, x_TD)
         q = ops.reshape(q, (B, S, H, nope + self.rope_dim))
         q = ops.concat((q[..., :nope], self.kernels.rope(q[..., nope:], cos_BSZ, sin_BSZ)), -1)
         if self.softmax_factor != 1.0:

@@ -17,8 +17,18 @@ Tensor = Any
 
 
 def empty(*shape: int, is_trained: bool = True) -> ms.Parameter:
-    """A parameter to be filled by `initialize`."""
-    return ms.Parameter(ms.Tensor(np.zeros(shape, np.float32)), requires_grad=is_trained)
+    """A parameter to be filled by `initialize`. It takes no memory before: zeros are shared until they are written."""
+    return ms.Parameter(ms.Tensor.from_numpy(np.zeros(shape, np.float32)), requires_grad=is_trained)
+
+
+def unchanged(x: Tensor) -> Tensor:
+    """What stands at a port of a model until something else is put there from outside."""
+    return x
+
+
+def in_any_order(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Stands where two branches of the model meet that do not need each other, until they are put in order."""
+    return first, second
 
 
 class Linear(nn.Cell):
@@ -55,15 +65,15 @@ class RMSNorm(nn.Cell):
 
 
 class Embedding(nn.Cell):
-    """Token numbers to vectors: (T,) -> (T, D)."""
+    """Token numbers to vectors: (T,), the weight or what stands for it (V, D) -> (T, D)."""
 
     def __init__(self, vocab_size: int, hidden: int, kernels: Kernels) -> None:
         super().__init__()
         self.kernels = kernels
         self.weight = empty(vocab_size, hidden)
 
-    def construct(self, token_T: Tensor) -> Tensor:
-        return self.kernels.embed(token_T, self.weight)
+    def construct(self, token_T: Tensor, weight_VD: Tensor) -> Tensor:
+        return self.kernels.embed(token_T, weight_VD)
 
 
 class FeedForward(nn.Cell):

@@ -12,8 +12,8 @@ from ascend_moe_train.model.layers import empty
 Tensor = Any
 
 
-def uniform_noise(shape: tuple[int, ...], seed: Tensor, amplitude: Tensor) -> Tensor:
-    """Numbers in [1 - amplitude, 1 + amplitude), a pure function of (seed, position).
+def uniform_noise(shape: tuple[int, ...], part: int, seed: Tensor, amplitude: Tensor) -> Tensor:
+    """Numbers in [1 - amplitude, 1 + amplitude), a pure function of (seed, position), after `part` times as many.
 
     A counter hashed by the PCG output permutation (O'Neill, 2014), since framework generators keep state that a
     resumed run would have to restore. `seed` is int32 (1,), `amplitude` fp32 (1,).
@@ -21,11 +21,33 @@ def uniform_noise(shape: tuple[int, ...], seed: Tensor, amplitude: Tensor) -> Te
     size = 1
     for n in shape:
         size *= n
-    x = numbers(size) * 747796405 + seed * 1013904223
+    x = (numbers(size) + part * size) * 747796405 + seed * 1013904223
     x = ops.bitwise_xor(x, ops.bitwise_right_shift(x, ops.full_like(x, 16))) * 277803737
     x = ops.bitwise_xor(x, ops.bitwise_right_shift(x, ops.full_like(x, 13)))
     unit = ops.cast(ops.bitwise_and(x, ops.full_like(x, 0xFFFFFF)), ms.float32) / 16777216.0
     return ops.reshape(1.0 - amplitude + 2.0 * amplitude * unit, shape)
+
+
+class RouterFigures:
+    """What a router's losses and the user want to know of its decisions over a batch of B sequences."""
+
+    def __init__(self, num_experts: int) -> None:
+        self.num_experts = num_experts
+
+    def collect(self, expert_TK: Tensor, probability_TE: Tensor, log_sum_T: Tensor, num_sequences: int) -> Any:
+        """-> (expert_TK, probability_BE, z_loss (1,), counts_BE).
+
+        The mean over tokens of probability_TE is P of the load-balancing loss; z_loss is the mean of
+        logsumexp(logits)^2 (ST-MoE: Zoph et al., 2022, section 3.2); counts_BE are assignments per sequence and expert,
+        before any drop.
+        """
+        T, K = expert_TK.shape
+        per_sequence = T // num_sequences
+        z_loss = ops.reshape(ops.mean(log_sum_T * log_sum_T), (1,))
+        chosen_BN1 = ops.expand_dims(ops.reshape(expert_TK, (num_sequences, per_sequence * K)), 2)
+        counts_BE = ops.cast(ops.sum(ops.cast(chosen_BN1 == numbers(self.num_experts), ms.int32), 1), ms.int32)
+        probability_BE = ops.mean(ops.reshape(probability_TE, (num_sequences, per_sequence, self.num_experts)), 1)
+        return expert_TK, probability_BE, z_loss, counts_BE
 
 
 class Router(nn.Cell):
@@ -34,14 +56,15 @@ class Router(nn.Cell):
     `jitter` multiplies its input by noise (Switch Transformer, appendix C), unless noise_seed is negative. The balance
     bias is no weight: it has no gradient, and `optim.balance` updates it.
 
-    construct returns (expert_TK int32, gate_TK, probability_BSE, z_loss (1,), counts_BE): the mean over tokens of
-    probability_BSE is P of the load-balancing loss; z_loss is the mean of logsumexp(logits)^2 (ST-MoE: Zoph et al.,
-    2022, section 3.2); counts_BE are assignments per sequence and expert, before any drop.
+    construct returns (expert_TK int32, gate_TK, probability_BE, z_loss (1,), counts_BE), the last three from
+    `figures`. `part` is the number of equally many tokens of the batch that come before these: what depends on a
+    token's place counts them.
     """
 
     def __init__(self, hidden: int, config: MoEConfig, layer: int) -> None:
         super().__init__()
-        self.layer = layer
+        self.layer, self.part = layer, 0
+        self.figures = RouterFigures(config.num_experts)
         # graph mode reads plain numbers as constants, but not the fields of a pydantic object
         self.top_k, self.num_experts = config.top_k, config.num_experts
         self.jitter, self.force_balance = config.jitter, config.force_balance
@@ -63,7 +86,7 @@ class Router(nn.Cell):
         x_TD = ops.cast(x_TD, ms.float32)
         if self.jitter > 0:
             amplitude = self.jitter * ops.cast(noise_seed >= 0, ms.float32)
-            x_TD = x_TD * uniform_noise(x_TD.shape, noise_seed * 8191 + self.layer, amplitude)
+            x_TD = x_TD * uniform_noise(x_TD.shape, self.part, noise_seed * 8191 + self.layer, amplitude)
         logits_TE = self.project(x_TD, self.weight)
         if self.has_bias:
             logits_TE = logits_TE + self.bias
@@ -73,12 +96,10 @@ class Router(nn.Cell):
         gate_TK = self.gates(ops.gather_elements(score_TE, 1, expert_TK))
         top_T1 = ops.stop_gradient(ops.amax(logits_TE, 1, True))
         log_sum_T = ops.log(ops.sum(ops.exp(logits_TE - top_T1), 1)) + ops.squeeze(top_T1, 1)
-        z_loss = ops.reshape(ops.mean(log_sum_T * log_sum_T), (1,))
-        per_sequence = T // num_sequences
-        chosen_BNE = ops.expand_dims(ops.reshape(expert_TK, (num_sequences, per_sequence * K)), 2) == numbers(E)
-        counts_BE = ops.cast(ops.sum(ops.cast(chosen_BNE, ms.int32), 1), ms.int32)
-        probability_BSE = ops.reshape(probability_TE, (num_sequences, per_sequence, E))
-        return expert_TK, gate_TK, probability_BSE, z_loss, counts_BE
+        expert_TK, probability_BE, z_loss, counts_BE = self.figures.collect(
+            expert_TK, probability_TE, log_sum_T, num_sequences
+        )
+        return expert_TK, gate_TK, probability_BE, z_loss, counts_BE
 
     def scores(self, logits_TE: Tensor) -> tuple[Tensor, Tensor]:
         """What the gates are taken from, and what counts as probability in the balancing loss."""
@@ -92,7 +113,7 @@ class Router(nn.Cell):
 
     def choose(self, score_TE: Tensor, T: int, K: int, E: int) -> Tensor:
         if self.force_balance:
-            return ops.reshape(numbers(T * K) % E, (T, K))
+            return ops.reshape((numbers(T * K) + self.part * (T * K)) % E, (T, K))
         score_TE = ops.stop_gradient(score_TE)
         if self.has_balance_bias:
             score_TE = score_TE + self.balance_bias
@@ -118,11 +139,11 @@ class Router(nn.Cell):
         return score_TK * self.routed_scale
 
 
-def balance_loss(counts_BE: Tensor, probability_BSE: Tensor, top_k: int, per_sequence: bool) -> Tensor:
+def balance_loss(counts_BE: Tensor, probability_BE: Tensor, top_k: int, per_sequence: bool) -> Tensor:
     """E * sum_e f_e P_e (Switch Transformer: Fedus et al., 2022, eq. 4), over the batch or the mean over sequences."""
-    _, S, E = probability_BSE.shape
-    share_BE = ops.stop_gradient(ops.cast(counts_BE, ms.float32)) / (S * top_k)
-    mean_BE = ops.mean(probability_BSE, 1)
+    counts_BE = ops.stop_gradient(ops.cast(counts_BE, ms.float32))
+    E = probability_BE.shape[1]
+    share_BE = counts_BE / ops.sum(counts_BE, 1, True)
     if per_sequence:
-        return ops.reshape(ops.mean(ops.sum(share_BE * mean_BE, 1)) * E, (1,))
-    return ops.reshape(ops.sum(ops.mean(share_BE, 0) * ops.mean(mean_BE, 0)) * E, (1,))
+        return ops.reshape(ops.mean(ops.sum(share_BE * probability_BE, 1)) * E, (1,))
+    return ops.reshape(ops.sum(ops.mean(share_BE, 0) * ops.mean(probability_BE, 0)) * E, (1,))

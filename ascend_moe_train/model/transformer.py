@@ -9,7 +9,15 @@ from ascend_moe_train.model.attention import Attention, LatentAttention
 from ascend_moe_train.model.config import ModelConfig
 from ascend_moe_train.model.counts import buffer_shapes, moe_layers
 from ascend_moe_train.model.kernels.protocol import Kernels
-from ascend_moe_train.model.layers import Embedding, FeedForward, Linear, RMSNorm, initial_value
+from ascend_moe_train.model.layers import (
+    Embedding,
+    FeedForward,
+    Linear,
+    RMSNorm,
+    in_any_order,
+    initial_value,
+    unchanged,
+)
 from ascend_moe_train.model.moe import MoE
 from ascend_moe_train.model.rope import rope_tables
 from ascend_moe_train.model.router import balance_loss
@@ -18,7 +26,10 @@ Tensor = Any
 
 
 class Block(nn.Cell):
-    """Pre-norm decoder block: attention, then experts or one dense feed-forward."""
+    """Pre-norm decoder block: attention, then experts or one dense feed-forward.
+
+    Ports: `before_` and `after_` attention (`attn`), and experts or feed-forward (`ffn`).
+    """
 
     def __init__(self, config: ModelConfig, layer: int, kernels: Kernels) -> None:
         super().__init__()
@@ -26,6 +37,7 @@ class Block(nn.Cell):
         mla = config.attention.mla
         self.attn = Attention(config, layer, kernels) if mla is None else LatentAttention(config, mla, kernels)
         self.ffn_norm = RMSNorm(config.hidden, config.norm_eps, kernels)
+        self.before_attn, self.after_attn, self.before_ffn, self.after_ffn = (unchanged,) * 4
         self.is_moe = config.is_moe(layer)
         if config.moe is not None and self.is_moe:
             self.moe = MoE(config.hidden, config.moe, layer, kernels)
@@ -35,12 +47,13 @@ class Block(nn.Cell):
     def construct(
         self, x_TD: Tensor, segment_BS: Tensor, cos_BSZ: Tensor, sin_BSZ: Tensor, noise_seed: Tensor
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        x_TD = x_TD + self.attn(self.attn_norm(x_TD), segment_BS, cos_BSZ, sin_BSZ)
-        h_TD = self.ffn_norm(x_TD)
+        h_TD = self.before_attn(self.attn_norm(x_TD))
+        x_TD = x_TD + self.after_attn(self.attn(h_TD, segment_BS, cos_BSZ, sin_BSZ))
+        h_TD = self.before_ffn(self.ffn_norm(x_TD))
         if self.is_moe:
-            y_TD, probability_BSE, z_loss, counts_BE, dropped = self.moe(h_TD, segment_BS.shape[0], noise_seed)
-            return x_TD + y_TD, (probability_BSE, z_loss, counts_BE, dropped)
-        return x_TD + self.ffn(h_TD), ()
+            y_TD, probability_BE, z_loss, counts_BE, dropped = self.moe(h_TD, segment_BS.shape[0], noise_seed)
+            return x_TD + self.after_ffn(y_TD), (probability_BE, z_loss, counts_BE, dropped)
+        return x_TD + self.after_ffn(self.ffn(h_TD)), ()
 
 
 class TokenAfter(nn.Cell):
@@ -65,7 +78,10 @@ class TokenAfter(nn.Cell):
 
 
 class Transformer(nn.Cell):
-    """Tokens to next-token loss. Weights are zero until `initialize` or a checkpoint fills them."""
+    """Tokens to next-token loss. Weights are zero until `initialize` or a checkpoint fills them.
+
+    Ports: `after_embed`, `before_head`, and `in_order` of what multi-token prediction does beside the rest.
+    """
 
     def __init__(self, config: ModelConfig, kernels: Kernels, num_positions: int) -> None:
         super().__init__()
@@ -75,6 +91,7 @@ class Transformer(nn.Cell):
             self.aux_loss_coef, self.z_loss_coef = config.moe.aux_loss_coef, config.moe.z_loss_coef
             self.balance_bias_rate = config.moe.balance_bias_rate
         self.kernels = kernels
+        self.after_embed, self.before_head, self.in_order = unchanged, unchanged, in_any_order
         self.embed = Embedding(config.vocab_size, config.hidden, kernels)
         self.layers = nn.CellList([Block(config, i, kernels) for i in range(config.num_layers)])
         self.norm = RMSNorm(config.hidden, config.norm_eps, kernels)
@@ -112,7 +129,7 @@ class Transformer(nn.Cell):
         """-> normed output (B*S, D), the router figures of every MoE layer, and the outputs of embedding and blocks."""
         cos_BSZ = ops.gather(self.cos_table, position_BS, 0)
         sin_BSZ = ops.gather(self.sin_table, position_BS, 0)
-        x_TD = self.embed(ops.reshape(tokens_BS, (-1,)))
+        x_TD = self.after_embed(self.embed(ops.reshape(tokens_BS, (-1,)), self.embed.weight))
         routed, trail = [], [x_TD]
         for block in self.layers:
             x_TD, figures = block(x_TD, segment_BS, cos_BSZ, sin_BSZ, noise_seed)
@@ -133,9 +150,9 @@ class Transformer(nn.Cell):
         if self.aux_loss_scope == "model":
             counts = ops.concat([r[2] for r in routed], 0)
             aux = balance_loss(counts, ops.concat([r[0] for r in routed], 0), self.top_k, False)
-        for probability_BSE, z_loss, counts_BE, _ in routed:
+        for probability_BE, z_loss, counts_BE, _ in routed:
             if self.aux_loss_scope != "model":
-                aux = aux + balance_loss(counts_BE, probability_BSE, self.top_k, self.aux_loss_scope == "sequence")
+                aux = aux + balance_loss(counts_BE, probability_BE, self.top_k, self.aux_loss_scope == "sequence")
             z = z + z_loss
         return aux, z
 
@@ -148,35 +165,42 @@ class Transformer(nn.Cell):
         loss_weight: Tensor,
         noise_seed: Tensor,
     ) -> tuple[Tensor, ...]:
-        """-> total loss (1,), and without gradient: summed cross entropy * loss_weight[0], aux, z, counts_LE, dropped.
+        """-> total loss (1,), and without gradient: summed cross entropy * loss_weight[0], the same of multi-token
+        prediction, aux, z, counts_LE, dropped.
 
-        The total has that of multi-token prediction in it, whose blocks are the last of the L that hold experts.
-        A negative noise_seed (1,) switches the router's jitter off. loss_weight (2,) is (1 / counted tokens of the
-        step, 1 / micro-batches of the step), so that losses and gradients of micro-batches add up.
+        The blocks of multi-token prediction are the last of the L that hold experts. A negative noise_seed (1,)
+        switches the router's jitter off. loss_weight (2,) is (1 / counted tokens of the step, 1 / micro-batches of the
+        step), so that losses and gradients of micro-batches add up.
         """
         x_TD, routed, _ = self.hidden_states(tokens_BS, segment_BS, position_BS, noise_seed)
         ce = self.cross_entropy(x_TD, targets_BS) * loss_weight[0]
-        total = ce
+        further, aux, z = [ops.zeros((1,), ms.float32)] * 3
         if self.has_mtp:
+            ce, x_TD = self.in_order(ce, x_TD)
             further, routed_further = self.further_cross_entropy(
                 x_TD, tokens_BS, targets_BS, segment_BS, position_BS, noise_seed
             )
-            total = total + self.mtp_loss_coef * loss_weight[0] * further
+            further = further * loss_weight[0]
             routed = routed + routed_further
         if len(routed) == 0:
-            none = ops.zeros((1,), ms.float32)
-            return total, ce, none, none, ops.zeros((1, 1), ms.int32), ops.zeros((1,), ms.int32)
+            total = self.total_loss(ce, further, aux, z)
+            return total, ce, further, aux, z, ops.zeros((1, 1), ms.int32), ops.zeros((1,), ms.int32)
         aux, z = self.router_losses(routed)
         aux, z = aux * loss_weight[1], z * loss_weight[1]
-        total = total + self.aux_loss_coef * aux + self.z_loss_coef * z
         counts_LE = ops.stack([ops.sum(r[2], 0) for r in routed])
         dropped = ops.stack([r[3] for r in routed]).sum(0)
-        return total, ce, aux, z, counts_LE, dropped
+        return self.total_loss(ce, further, aux, z), ce, further, aux, z, counts_LE, dropped
+
+    def total_loss(self, ce: Tensor, further: Tensor, aux: Tensor, z: Tensor) -> Tensor:
+        """What training makes small, from its terms (1,) each."""
+        if self.num_moe_layers == 0:
+            return ce + self.mtp_loss_coef * further
+        return ce + self.mtp_loss_coef * further + self.aux_loss_coef * aux + self.z_loss_coef * z
 
     def cross_entropy(self, x_TD: Tensor, targets_BS: Tensor) -> Tensor:
         """Summed over the counted targets: (1,)."""
-        loss_T = self.kernels.cross_entropy(self.logits(x_TD), ops.reshape(targets_BS, (-1,)))
-        return ops.reshape(ops.sum(loss_T), (1,))
+        logits_TV = self.logits(self.before_head(x_TD))
+        return ops.reshape(ops.sum(self.kernels.cross_entropy(logits_TV, ops.reshape(targets_BS, (-1,)))), (1,))
 
     def further_cross_entropy(
         self,
@@ -199,11 +223,14 @@ class Transformer(nn.Cell):
             far = i + 1
             nothing = ops.full((B, far), -1, dtype=ms.int32)
             next_BS = ops.concat((tokens_BS[:, far:], ops.zeros_like(nothing)), 1)
-            e_TD = self.embed(ops.reshape(next_BS, (-1,)))
+            x_TD, weight_VD = self.in_order(x_TD, self.embed.weight)
+            e_TD = self.after_embed(self.embed(ops.reshape(next_BS, (-1,)), weight_VD))
             x_TD, figures = module(x_TD, e_TD, segment_BS, cos_BSZ, sin_BSZ, noise_seed)
             if len(figures) > 0:
                 routed.append(figures)
             target_BS = ops.concat((targets_BS[:, far:], nothing), 1)
             is_same_BS = ops.concat((segment_BS[:, far:], nothing), 1) == segment_BS
-            total = total + self.cross_entropy(x_TD, ops.select(is_same_BS, target_BS, ops.full_like(target_BS, -1)))
+            ce = self.cross_entropy(x_TD, ops.select(is_same_BS, target_BS, ops.full_like(target_BS, -1)))
+            ce, x_TD = self.in_order(ce, x_TD)
+            total = total + ce
         return total / len(self.mtp), routed

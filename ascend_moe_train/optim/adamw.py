@@ -1,9 +1,7 @@
-"""AdamW with fp32 weights and moments, global-norm clipping and the skipping of bad steps, inside the graph.
-
-Shape letters: P parameters (tensors).
-"""
+"""AdamW with fp32 weights and moments, global-norm clipping and the skipping of bad steps, inside the graph."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import mindspore as ms
@@ -27,22 +25,36 @@ def step_factors(config: OptimConfig, lr: float, updates: int) -> tuple[float, f
     return lr * root / (1.0 - config.beta1**updates), config.eps * root, lr * config.weight_decay
 
 
+def decays(name: str, num_dims: int) -> bool:
+    """Whether weight decay is for this tensor: for matrices, not for norms, biases and sinks."""
+    return num_dims > 1 and not name.endswith("bias")
+
+
 class AdamW(nn.Cell):
     """Updates `weights` in place from gradients.
 
-    construct(grads, loss (1,), control (5,)) -> (grad_norm (1,), applied (1,), square_P). control is (lr, eps, decay)
-    of `step_factors`, the loss scale that gradients carry, and the highest loss that is no spike. A step whose loss or
-    norm is not finite, or whose loss is above that limit, leaves weights and moments bit for bit as they were.
+    construct(grads, square (1,), loss (1,), control (5,)) -> (grad_norm (1,), applied (1,)). square is the squared norm
+    of all gradients, which may be more than are here; both carry the loss scale. control is (lr, eps, decay) of
+    `step_factors`, the loss scale, and the highest loss that is no spike. A step whose loss or norm is not finite, or
+    whose loss is above that limit, leaves weights and moments bit for bit as they were.
     """
 
-    def __init__(self, weights: list[tuple[str, Any]], config: OptimConfig, kernels: Kernels) -> None:
+    def __init__(
+        self,
+        weights: list[tuple[str, Any]],
+        config: OptimConfig,
+        kernels: Kernels,
+        num_dims: Mapping[str, int] | None = None,
+    ) -> None:
+        """`num_dims`: those of the tensors that the weights are parts of, where they are parts."""
         super().__init__()
         self.kernels = kernels
         self.names = tuple(name for name, _ in weights)
         self.weights = ms.ParameterTuple([parameter for _, parameter in weights])
         self.first = self._moments(weights, "first")
         self.second = self._moments(weights, "second")
-        self.decays = tuple(len(parameter.shape) > 1 and not name.endswith("bias") for name, parameter in weights)
+        dims = {name: len(parameter.shape) for name, parameter in weights} if num_dims is None else num_dims
+        self.decays = tuple(decays(name, dims[name]) for name in self.names)
         self.betas = ms.Tensor(np.array([config.beta1, config.beta2, 1 - config.beta1, 1 - config.beta2], np.float32))
         self.keep = ms.Tensor(np.array([0, 1, 1, 0, 0, 1, 0, 0], np.float32))
         self.clip_norm = config.clip_norm if config.clip_norm is not None else math.inf
@@ -56,10 +68,11 @@ class AdamW(nn.Cell):
             ]
         )
 
-    def construct(self, grads: tuple[Tensor, ...], loss: Tensor, control: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def construct(
+        self, grads: tuple[Tensor, ...], square: Tensor, loss: Tensor, control: Tensor
+    ) -> tuple[Tensor, Tensor]:
         inverse_scale = 1.0 / control[3]
-        square_P = ops.concat([self.kernels.square_sum(g) for g in grads]) * (inverse_scale * inverse_scale)
-        norm = ops.sqrt(ops.sum(square_P)).reshape((1,))
+        norm = ops.sqrt(square) * inverse_scale
         applied = ops.logical_and(ops.logical_and(ops.isfinite(norm), ops.isfinite(loss)), loss <= control[4])
         clip = ops.minimum(self.clip_norm / (norm + 1e-6), ops.ones_like(norm))
         live = ops.concat((control[0:1], self.betas, control[1:3], clip * inverse_scale))
@@ -68,4 +81,4 @@ class AdamW(nn.Cell):
         for i in range(len(grads)):
             state = (self.weights[i], self.first[i], self.second[i])
             tokens.append(self.kernels.adamw(state, grads[i], scalars, self.decays[i]))
-        return ops.depend(norm, tokens), ops.cast(applied, ms.float32), square_P
+        return ops.depend(norm, tokens), ops.cast(applied, ms.float32)

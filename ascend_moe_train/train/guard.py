@@ -46,7 +46,7 @@ class _Probe(nn.Cell):
 
     def construct(self, tokens_BS: Tensor, segment_BS: Tensor, position_BS: Tensor, noise_seed: Tensor) -> Tensor:
         x_TD, _, trail = self.model.hidden_states(tokens_BS, segment_BS, position_BS, noise_seed)
-        seen = (*trail, x_TD, self.model.logits(x_TD))
+        seen = (*trail, x_TD, self.model.logits(self.model.before_head(x_TD)))
         return ops.concat([ops.reshape(ops.cast(ops.isfinite(x).all(), ms.float32), (1,)) for x in seen])
 
 

@@ -1,8 +1,9 @@
 """One optimizer step as compiled graphs: forward, backward, clip, update.
 
-Shape letters: see model/kernels/protocol.py.
+Shape letters: see model/kernels/protocol.py. What a graph hands out as `figures` (5,): see optim/reduction.py.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,16 +16,18 @@ from ascend_moe_train.data.loader import Batch
 from ascend_moe_train.model.transformer import Transformer
 from ascend_moe_train.optim.adamw import AdamW
 from ascend_moe_train.optim.balance import BalanceBiases
+from ascend_moe_train.optim.reduction import LocalReduction, Reduction
 
 Tensor = Any
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """What one step measured. `loss` is the cross entropy, `total_loss` adds the router's terms; both
-    are means over the step. `square_P` are squared gradient norms per parameter."""
+    """What one step measured. `loss` is the cross entropy, `mtp_loss` that of multi-token prediction, `total_loss` has
+    the router's terms too; all are means over the step. `square_P` are squared gradient norms per parameter."""
 
     loss: float
+    mtp_loss: float
     total_loss: float
     aux_loss: float
     z_loss: float
@@ -36,7 +39,7 @@ class StepResult:
 
 
 class _Gradients(nn.Cell):
-    """Model inputs -> (figures, gradients); the gradients carry the loss scale.
+    """Model inputs -> (figures, counts_LE, gradients); the gradients carry the loss scale.
 
     Inputs are separate arguments: MindSpore takes a tuple of tensors for a constant and compiles anew at every call.
     """
@@ -47,108 +50,140 @@ class _Gradients(nn.Cell):
         self.run = ops.value_and_grad(self.scaled, None, parameters, has_aux=True)
 
     def scaled(self, scale: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-        total, ce, aux, z, counts_LE, dropped = self.model(*inputs)
-        return total * scale, total, ce, aux, z, counts_LE, dropped
+        total, ce, further, aux, z, counts_LE, dropped = self.model(*inputs)
+        figures = ops.concat((ce, further, aux, z, ops.cast(dropped, ms.float32)))
+        return total * scale, figures, counts_LE
 
     def construct(self, scale: Tensor, *inputs: Tensor) -> Any:
-        figures, grads = self.run(scale, *inputs)
-        return figures[1:], grads
+        results, grads = self.run(scale, *inputs)
+        return results[1], results[2], grads
+
+
+class _Update(nn.Cell):
+    """Summed gradients and figures -> (figures of the step, total loss, gradient norm, applied, square_P)."""
+
+    def __init__(self, model: Transformer, optimizer: AdamW, reduction: Reduction) -> None:
+        super().__init__()
+        self.model, self.optimizer, self.reduction = model, optimizer, reduction
+
+    def construct(self, grads: tuple[Tensor, ...], figures: Tensor, control: Tensor) -> Any:
+        grads = self.reduction.of_step(grads)
+        square_P = ops.concat([self.optimizer.kernels.square_sum(g) for g in grads])
+        figures, square_P = self.reduction.across(figures, square_P)
+        total = self.model.total_loss(figures[0:1], figures[1:2], figures[2:3], figures[3:4])
+        norm, applied = self.optimizer(grads, ops.sum(square_P).reshape((1,)), total, control)
+        return figures, total, self.reduction.publish(norm), applied, square_P / (control[3] * control[3])
 
 
 class _WholeStep(nn.Cell):
     """A step of one micro-batch, in one graph."""
 
-    def __init__(self, gradients: _Gradients, optimizer: AdamW) -> None:
+    def __init__(self, gradients: _Gradients, update: _Update) -> None:
         super().__init__()
-        self.gradients = gradients
-        self.optimizer = optimizer
+        self.gradients, self.update = gradients, update
 
     def construct(self, control: Tensor, *inputs: Tensor) -> Any:
-        figures, grads = self.gradients(control[3], *inputs)
-        return figures, self.optimizer(grads, figures[0], control)
+        figures, counts_LE, grads = self.gradients(control[3], *inputs)
+        return counts_LE, self.update(self.update.reduction.of_micro(grads), figures, control)
 
 
 class _Accumulate(nn.Cell):
     """Adds a micro-batch's gradients to the sums."""
 
-    def __init__(self, gradients: _Gradients, sums: Any) -> None:
+    def __init__(self, gradients: _Gradients, reduction: Reduction, sums: Any) -> None:
         super().__init__()
-        self.gradients = gradients
-        self.sums = sums
+        self.gradients, self.reduction, self.sums = gradients, reduction, sums
 
     def construct(self, control: Tensor, *inputs: Tensor) -> Any:
-        figures, grads = self.gradients(control[3], *inputs)
+        figures, counts_LE, grads = self.gradients(control[3], *inputs)
+        grads = self.reduction.of_micro(grads)
         done = [ops.assign_add(self.sums[i], grads[i]) for i in range(len(grads))]
-        return ops.depend(figures[0], done), figures[1:]
+        return ops.depend(figures, done), counts_LE
 
 
 class _UpdateFromSums(nn.Cell):
     """The update from summed gradients; the sums are zero afterwards."""
 
-    def __init__(self, optimizer: AdamW, sums: Any) -> None:
+    def __init__(self, update: _Update, sums: Any) -> None:
         super().__init__()
-        self.optimizer = optimizer
-        self.sums = sums
+        self.update, self.sums = update, sums
 
-    def construct(self, loss: Tensor, control: Tensor) -> Any:
-        result = self.optimizer(self.sums, loss, control)
+    def construct(self, figures: Tensor, control: Tensor) -> Any:
+        result = self.update(self.sums, figures, control)
         zeroed = [ops.assign(s, ops.zeros_like(ops.depend(s, result))) for s in self.sums]
-        return ops.depend(result[0], zeroed), result[1], result[2]
+        return ops.depend(result[0], zeroed), result[1], result[2], result[3], result[4]
 
 
 class TrainStep:
-    """Runs one optimizer step over `num_micro` micro-batches."""
+    """Runs one optimizer step over `num_micro` micro-batches.
 
-    def __init__(self, model: Transformer, optimizer: AdamW, num_micro: int) -> None:
-        self.num_micro = num_micro
+    `differentiated` are what gradients are taken of, `summed` what the sums of several micro-batches look like; both
+    are the optimizer's weights unless a reduction says otherwise. `total_of` adds a count up over all that train.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        optimizer: AdamW,
+        num_micro: int,
+        *,
+        reduction: Reduction | None = None,
+        differentiated: Sequence[Any] | None = None,
+        summed: Sequence[Any] | None = None,
+        total_of: Callable[[int], int] = int,
+    ) -> None:
+        self.num_micro, self._total_of = num_micro, total_of
         self._num_moe_layers = model.num_moe_layers
         rate = model.balance_bias_rate if model.buffers() else None
         self._balance = None if rate is None else BalanceBiases(model.buffers(), rate)
-        gradients = _Gradients(model, optimizer.weights)
+        reduction = LocalReduction() if reduction is None else reduction
+        gradients = _Gradients(model, ms.ParameterTuple(list(differentiated or optimizer.weights)))
+        update = _Update(model, optimizer, reduction)
         if num_micro == 1:
-            self._whole = _WholeStep(gradients, optimizer)
+            self._whole = _WholeStep(gradients, update)
             return
-        sums = ms.ParameterTuple(
+        self.sums = ms.ParameterTuple(
             [
-                ms.Parameter(ms.Tensor(np.zeros(p.shape, np.float32)), name=f"sum.{name}", requires_grad=False)
-                for name, p in zip(optimizer.names, optimizer.weights, strict=True)
+                ms.Parameter(ms.Tensor(np.zeros(p.shape, np.float32)), name=f"sum.{i}", requires_grad=False)
+                for i, p in enumerate(summed or optimizer.weights)
             ]
         )
-        self._accumulate = _Accumulate(gradients, sums)
-        self._update = _UpdateFromSums(optimizer, sums)
+        self._accumulate = _Accumulate(gradients, reduction, self.sums)
+        self._update = _UpdateFromSums(update, self.sums)
 
     def __call__(self, batch: Batch, noise_seed: int, control: NDArray[np.float64]) -> StepResult:
-        """`control`: see `AdamW`. The batch holds all sequences of the step."""
-        counted = max(1, int((batch.targets_BS >= 0).sum()))
+        """`control`: see `AdamW`. The batch holds all sequences of the step that are this process's."""
+        counted = max(1, self._total_of(int((batch.targets_BS >= 0).sum())))
         weight = ms.Tensor(np.array([1.0 / counted, 1.0 / self.num_micro], np.float32))
         control_5 = ms.Tensor(control.astype(np.float32))
         if self.num_micro == 1:
-            figures, update = self._whole(control_5, *batch_tensors(batch), weight, _seed(noise_seed, 0))
-            return self._result([figures], update)
+            counts_LE, update = self._whole(control_5, *batch_tensors(batch), weight, _seed(noise_seed, 0))
+            return self._result(counts_LE.asnumpy(), update)
         per_micro = []
         size = batch.tokens_BS.shape[0] // self.num_micro
         for i in range(self.num_micro):
             micro = batch_tensors(batch, slice(i * size, (i + 1) * size))
-            total, rest = self._accumulate(control_5, *micro, weight, _seed(noise_seed, i))
-            per_micro.append((total, *rest))
-        loss = ms.Tensor(np.sum([f[0].asnumpy() for f in per_micro], axis=0, dtype=np.float32))
-        return self._result(per_micro, self._update(loss, control_5))
+            figures, counts_LE = self._accumulate(control_5, *micro, weight, _seed(noise_seed, i))
+            per_micro.append((figures.asnumpy(), counts_LE.asnumpy()))
+        figures_sum = np.sum([figures for figures, _ in per_micro], axis=0, dtype=np.float32)
+        counts_sum = np.sum([counts for _, counts in per_micro], axis=0)
+        return self._result(counts_sum, self._update(ms.Tensor(figures_sum), control_5))
 
-    def _result(self, per_micro: list[tuple[Tensor, ...]], update: tuple[Tensor, Tensor, Tensor]) -> StepResult:
-        sums = [np.sum([f[i].asnumpy() for f in per_micro], axis=0) for i in range(6)]
-        norm, applied, square_P = (x.asnumpy() for x in update)
+    def _result(self, counts_LE: NDArray[np.int32], update: tuple[Tensor, ...]) -> StepResult:
+        figures, total, norm, applied, square_P = (x.asnumpy() for x in update)
         if self._balance is not None:
-            self._balance(ms.Tensor(sums[4].astype(np.int32)), update[1])
+            self._balance(ms.Tensor(counts_LE.astype(np.int32)), update[3])
         return StepResult(
-            loss=float(sums[1][0]),
-            total_loss=float(sums[0][0]),
-            aux_loss=float(sums[2][0]),
-            z_loss=float(sums[3][0]),
+            loss=float(figures[0]),
+            mtp_loss=float(figures[1]),
+            total_loss=float(total[0]),
+            aux_loss=float(figures[2]),
+            z_loss=float(figures[3]),
             grad_norm=float(norm[0]),
             applied=bool(applied[0]),
-            num_dropped=int(sums[5][0]),
+            num_dropped=int(figures[4]),
             # a graph has no empty tensors: a dense model hands out one row that means nothing
-            counts_LE=sums[4].astype(np.int64)[: self._num_moe_layers],
+            counts_LE=counts_LE.astype(np.int64)[: self._num_moe_layers],
             square_P=square_P.astype(np.float64),
         )
 
