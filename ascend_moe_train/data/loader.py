@@ -36,9 +36,10 @@ class Batch:
 class TrainLoader:
     """The training batches of one data-parallel rank.
 
-    Sequences are numbered through the run: step k reads k * global_sequences onwards, and each rank takes its share in
-    order, so that the ranks' batches laid end to end are the batch of a single rank. Raises DataError for a corpus that
-    cannot be read, is smaller than one sequence, or holds ids outside the vocabulary.
+    Sequences are numbered through the run: step k reads k * global_sequences onwards. Each micro-batch takes the next
+    dp_size * micro_sequences of them, and each rank its share of those in order, so that the ranks' micro-batches laid
+    end to end are one of a single rank that takes as many at once. Raises DataError for a corpus that cannot be read,
+    is smaller than one sequence, or holds ids outside the vocabulary.
     """
 
     def __init__(
@@ -50,14 +51,21 @@ class TrainLoader:
         global_sequences: int,
         dp_rank: int = 0,
         dp_size: int = 1,
+        micro_sequences: int | None = None,
     ) -> None:
-        if not 0 <= dp_rank < dp_size or global_sequences < 1 or global_sequences % dp_size or seed < 0:
-            raise ValueError(f"{global_sequences} sequences, rank {dp_rank} of {dp_size}, seed {seed}: not possible")
+        """`micro_sequences` of one rank; None when its share of a step is one micro-batch."""
+        micro = global_sequences // max(1, dp_size) if micro_sequences is None else micro_sequences
+        at_once = micro * dp_size
+        if not 0 <= dp_rank < dp_size or at_once < 1 or global_sequences % at_once or seed < 0:
+            raise ValueError(
+                f"{global_sequences} sequences by {micro}, rank {dp_rank} of {dp_size}, seed {seed}: not possible"
+            )
         self._data = data
         self._seed = seed
         self._global_sequences = global_sequences
-        self._local_sequences = global_sequences // dp_size
-        self._first = dp_rank * self._local_sequences
+        self._rows = [
+            first + dp_rank * micro + row for first in range(0, global_sequences, at_once) for row in range(micro)
+        ]
         self._blend = Blend([corpus.weight for corpus in data.train])
         self._corpora = [
             open_corpus(corpus.path, "train", seq_len=data.seq_len, vocab_size=vocab_size) for corpus in data.train
@@ -73,10 +81,9 @@ class TrainLoader:
         """This rank's [global_sequences / dp_size, S] sequences of optimizer step `step`, from 0."""
         if step < 0:
             raise ValueError(f"step {step} is negative")
-        windows = _Windows(self._local_sequences, self._data)
-        first = step * self._global_sequences + self._first
-        for row in range(self._local_sequences):
-            number, draw = self._blend.locate(first + row)
+        windows = _Windows(len(self._rows), self._data)
+        for row, place in enumerate(self._rows):
+            number, draw = self._blend.locate(step * self._global_sequences + place)
             corpus = self._corpora[number]
             corpus.read_drawn(draw, self._seed, number, windows.row(row, corpus))
         return windows.batch()

@@ -68,6 +68,20 @@ def test_ranks_laid_end_to_end_are_the_single_rank_batch(corpus: Path, reset_att
         assert_same(joined, whole.batch(step))
 
 
+@pytest.mark.parametrize("micro", [1, 2])
+def test_micro_batches_of_ranks_are_those_of_one_rank_that_takes_as_many(corpus: Path, micro: int) -> None:
+    data = config(corpus)
+    shares = {"vocab_size": VOCAB_SIZE, "seed": 1, "global_sequences": 8}
+    whole = TrainLoader(data, **shares, micro_sequences=2 * micro).batch(3).tokens_BS
+    ranks = [
+        TrainLoader(data, **shares, dp_rank=rank, dp_size=2, micro_sequences=micro).batch(3).tokens_BS
+        for rank in (0, 1)
+    ]
+    for number in range(4 // micro):
+        own, both = slice(number * micro, (number + 1) * micro), slice(2 * number * micro, 2 * (number + 1) * micro)
+        np.testing.assert_array_equal(np.concatenate([rank[own] for rank in ranks]), whole[both])
+
+
 def test_a_new_loader_at_step_k_goes_on_as_the_unbroken_one(corpus: Path) -> None:
     data = config(corpus, reset_attention=True)
     unbroken = loader(data)
