@@ -1,0 +1,109 @@
+"""How each tensor of a model is cut along the axes of the mesh: the table. Pure.
+
+An axis is added by naming it in the rows of what it cuts, and in `GROUP_AXES` if gradients are summed over it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from ascend_moe_train.model.config import ModelConfig
+from ascend_moe_train.parallel.mesh import STAGE_AXES
+
+Gradient = Literal["dense", "partial", "expert", "none"]
+
+# Over what a gradient is summed; buffers have none, and are the same on every rank of a stage.
+GROUP_AXES: Mapping[Gradient, tuple[str, ...]] = MappingProxyType(
+    {"dense": ("dp", "cp"), "partial": STAGE_AXES, "expert": ("edp",), "none": STAGE_AXES}
+)
+# Along what ranks outside that group hold other parts of a tensor, or the same if it is not cut there.
+OTHER_AXES: Mapping[Gradient, tuple[str, ...]] = MappingProxyType(
+    {"dense": ("tp",), "partial": (), "expert": ("ep", "etp"), "none": ()}
+)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One dim is cut along an axis: each of the sections that `of` names by itself."""
+
+    axis: str
+    of: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """How tensors with this ending of their names are cut: a Cut or None for each dim, nothing if they are whole.
+
+    `gradient` `between` is that of weights between the tp regions: complete on every tp rank, unless sequence
+    parallelism splits the tokens there. `only_first` is an axis whose ranks but the first have no such tensor, as it is
+    added to a sum over them.
+    """
+
+    ending: str
+    gradient: Literal["dense", "partial", "expert", "none", "between"]
+    cuts: tuple[Cut | None, ...] = ()
+    only_first: str | None = None
+
+
+_WHOLE = None
+_VOCABULARY, _HEADS, _QKV = Cut("tp", "tokens"), Cut("tp", "heads"), Cut("tp", "q | k | v")
+_WIDTH, _GATE_UP = Cut("tp", "width"), Cut("tp", "gate | up")
+_EXPERTS, _EXPERT_WIDTH, _EXPERT_GATE_UP = Cut("ep", "experts"), Cut("etp", "width"), Cut("etp", "gate | up")
+
+# The first ending that fits counts.
+ROWS = (
+    Row("embed.weight", "dense", (_VOCABULARY, _WHOLE)),
+    Row("head.weight", "dense", (_VOCABULARY, _WHOLE)),
+    Row("attn.sinks", "dense", (_HEADS,)),
+    Row("attn.qkv.weight", "dense", (_QKV, _WHOLE)),
+    Row("attn.qkv.bias", "dense", (_QKV,)),
+    Row("attn.q.weight", "dense", (_HEADS, _WHOLE)),
+    Row("attn.q_up.weight", "dense", (_HEADS, _WHOLE)),
+    Row("attn.kv_up.weight", "dense", (_HEADS, _WHOLE)),
+    Row("attn.out.weight", "dense", (_WHOLE, _HEADS)),
+    Row("attn.out.bias", "dense", only_first="tp"),
+    # whole on every tp rank, but each sees the gradient of its own heads only
+    Row("attn.q_norm.weight", "partial"),
+    Row("attn.k_norm.weight", "partial"),
+    Row("attn.q_down.weight", "partial"),
+    Row("attn.kv_down.weight", "partial"),
+    Row("attn.q_latent_norm.weight", "partial"),
+    Row("attn.kv_latent_norm.weight", "partial"),
+    Row("ffn.w13.weight", "dense", (_GATE_UP, _WHOLE)),
+    Row("ffn.w2.weight", "dense", (_WHOLE, _WIDTH)),
+    Row("moe.shared.w13.weight", "dense", (_GATE_UP, _WHOLE)),
+    Row("moe.shared.w2.weight", "dense", (_WHOLE, _WIDTH)),
+    # of its own tokens only: the MoE region splits them over tp
+    Row("moe.router.weight", "partial"),
+    Row("moe.router.bias", "partial"),
+    Row("moe.router.balance_bias", "none"),
+    Row("moe.experts.w13", "expert", (_EXPERTS, _WHOLE, _EXPERT_GATE_UP)),
+    Row("moe.experts.w2", "expert", (_EXPERTS, _EXPERT_WIDTH, _WHOLE)),
+    Row("moe.experts.w13_bias", "expert", (_EXPERTS, _EXPERT_GATE_UP)),
+    Row("moe.experts.w2_bias", "expert", (_EXPERTS, _WHOLE), only_first="etp"),
+    Row("norm.weight", "between"),
+    Row("merge.weight", "between"),
+    # adapters exist where no axis cuts what they adapt
+    Row("lora_a", "dense"),
+    Row("lora_b", "dense"),
+)
+
+
+def row_of(name: str) -> Row:
+    """How a tensor is cut. Raises ValueError for a name that no row of the table fits."""
+    for row in ROWS:
+        if name.endswith(row.ending):
+            return row
+    raise ValueError(f"{name}: no row of parallel/cuts.py says how it is cut")
+
+
+def sections(of: str, size: int, model: ModelConfig) -> tuple[tuple[int, int], ...]:
+    """Length and number of units of each section of a dim."""
+    if of == "q | k | v":
+        head = model.head_size
+        q, kv = (model.num_heads * head, model.num_heads), (model.num_kv_heads * head, model.num_kv_heads)
+        return q, kv, kv
+    if of == "gate | up":
+        return (size // 2, size // 2), (size // 2, size // 2)
+    return ((size, model.num_heads if of == "heads" else size),)
