@@ -6,6 +6,7 @@ hence the check; neither 0-dim tensors nor bf16 nor tensors without elements can
 """
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import mindspore as ms
@@ -144,6 +145,7 @@ class HostOps:
                 raise CommError(f"{verb} in {group.name!r}: bf16 does not leave a CPU's graph, cast to fp32")
             return x if dtype is None else dtype
 
+        @wraps(run)  # MindSpore counts the parameters
         def call(*arrays: Array) -> Array:
             with named_errors(verb, group, rank):
                 result = np.ascontiguousarray(run(*arrays))
