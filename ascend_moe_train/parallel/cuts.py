@@ -31,6 +31,16 @@ class Cut:
     of: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A part of a dim: units that stay whole (heads, single rows) are shared out equally. If fewer units than ranks
+    `may_repeat`, several ranks hold the same one."""
+
+    length: int
+    units: int
+    may_repeat: bool = False
+
+
 @dataclass(frozen=True)
 class Row:
     """How tensors with this ending of their names are cut: a Cut or None for each dim, nothing if they are whole.
@@ -98,12 +108,13 @@ def row_of(name: str) -> Row:
     raise ValueError(f"{name}: no row of parallel/cuts.py says how it is cut")
 
 
-def sections(of: str, size: int, model: ModelConfig) -> tuple[tuple[int, int], ...]:
-    """Length and number of units of each section of a dim."""
+def sections(of: str, size: int, model: ModelConfig) -> tuple[Section, ...]:
+    """The sections of a dim, each of which is cut by itself."""
     if of == "q | k | v":
-        head = model.head_size
-        q, kv = (model.num_heads * head, model.num_heads), (model.num_kv_heads * head, model.num_kv_heads)
-        return q, kv, kv
+        H, G, head = model.num_heads, model.num_kv_heads, model.head_size
+        keys = Section(length=G * head, units=G, may_repeat=True)
+        return Section(length=H * head, units=H), keys, keys
     if of == "gate | up":
-        return (size // 2, size // 2), (size // 2, size // 2)
-    return ((size, model.num_heads if of == "heads" else size),)
+        half = Section(length=size // 2, units=size // 2)
+        return half, half
+    return (Section(length=size, units=model.num_heads if of == "heads" else size),)

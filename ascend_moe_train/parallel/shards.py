@@ -212,22 +212,19 @@ class _Site:
         )
 
     def _pieces(self, cut: Cut | None, size: int) -> list[_Piece]:
-        """The intervals of one dim that are this rank's, one of each section.
-
-        A section is made of units that stay whole: heads, or single rows. Fewer units than ranks go to n / units ranks
-        each.
-        """
+        """The intervals of one dim that are this rank's, one of each section."""
         if cut is None:
             return [_Piece(0, size, 1)]
         n, index = self.mesh.size((cut.axis,)), self.place_along[cut.axis]
         found, begin = [], 0
-        for length, units in sections(cut.of, size, self.model):
-            if units % n and n % units:
-                raise ValueError(f"{cut.of}: {units} cannot be shared out to {cut.axis} {n}")
-            copies = max(1, n // units)
-            start, width = begin + index // copies * (length * copies // n), length * copies // n
+        for section in sections(cut.of, size, self.model):
+            copies = n // section.units if section.may_repeat and n > section.units else 1
+            if section.units * copies % n:
+                raise ValueError(f"{cut.of}: {section.units} cannot be shared out to {cut.axis} {n}")
+            width = section.length * copies // n
+            start = begin + index // copies * width
             found.append(_Piece(start, start + width, copies))
-            begin += length
+            begin += section.length
         return found
 
     def _repeated(self, pieces: list[_Piece]) -> Repeated | None:
