@@ -1,0 +1,94 @@
+"""Runs the cases of the collectives on host arrays and in a graph, on one rank. Called by the tests, and by ranks."""
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+from ascend_moe_train.parallel.comm import Array, Comm, Group, RecordingComm
+from tests.parity.collective_cases import (
+    Case,
+    cases,
+    counts_of,
+    expected_of,
+    groups,
+    input_of,
+    partition,
+    payload_of,
+    rows_of,
+)
+
+
+def make_groups(split: Any, n: int) -> dict[str, Group]:
+    """All groups of the cases, by name."""
+    return {name: split(name, partition(name, n)) for name in groups(n)}
+
+
+def called(comm: Comm, case: Case, group: Group, x: Array) -> Array:
+    """The case on host arrays."""
+    match case.verb:
+        case "all_reduce":
+            return comm.all_reduce(group, x, case.how, case.wire)
+        case "reduce_scatter":
+            return comm.reduce_scatter(group, x, case.wire)
+        case "all_gather":
+            return comm.all_gather(group, x)
+        case "all_to_all":
+            return comm.all_to_all(group, x)
+        case "all_to_all_v":
+            counts = counts_of(case, group.size)
+            return comm.all_to_all_v(
+                group, x, counts[group.index], counts[:, group.index], rows_of(case, comm.world.size)
+            )
+        case "broadcast":
+            return comm.broadcast(group, x, group.size - 1)
+        case "barrier":
+            comm.barrier(group)
+            return x
+    return _around_the_ring(comm, group, x)
+
+
+def _around_the_ring(comm: Comm, group: Group, x: Array) -> Array:
+    previous, following = (group.index - 1) % group.size, (group.index + 1) % group.size
+    if group.index % 2 == 0:
+        comm.send(group, x, following)
+        return comm.recv(group, x.shape, x.dtype, previous)
+    received = comm.recv(group, x.shape, x.dtype, previous)
+    comm.send(group, x, following)
+    return received
+
+
+def host_results(inner: Comm) -> dict[str, Any]:
+    """What is wrong with the host's verbs, and a digest of each result."""
+    comm = RecordingComm(inner)
+    n, rank = comm.world.size, comm.rank
+    by_name = make_groups(comm.split, n)
+    wrong, digests = [], {}
+    for case in cases(n):
+        comm.calls.clear()
+        x = input_of(case, n, rank)
+        kept = x.copy()
+        found = called(comm, case, by_name[case.group], x)
+        wrong += compared(case, found, n, rank)
+        if not np.array_equal(x, kept):
+            wrong.append(f"{case.name}: the input was changed")
+        found_bytes = sum(call.payload_bytes for call in comm.calls)
+        if found_bytes != payload_of(case, n, rank):
+            wrong.append(f"{case.name}: payload {found_bytes} bytes, not {payload_of(case, n, rank)}")
+        digests[case.name] = hashlib.sha256(found.tobytes()).hexdigest()
+    return {"wrong": wrong, "digests": digests}
+
+
+def compared(case: Case, found: Array, n: int, rank: int) -> list[str]:
+    """Nothing, or what is wrong. Sums are in the order of the ranks, so every bit must be right."""
+    expected = expected_of(case, n, rank)
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return [f"{case.name}: {found.dtype}{found.shape}, not {expected.dtype}{expected.shape}"]
+    return [] if np.array_equal(found, expected) else [f"{case.name}: {found.ravel()[:9]}, not {expected.ravel()[:9]}"]
+
+
+def mpi_host(argument: Any) -> dict[str, Any]:
+    """On an MPI rank."""
+    from ascend_moe_train.parallel.mpi import MpiComm
+
+    return host_results(MpiComm())
