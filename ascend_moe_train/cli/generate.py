@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from ascend_moe_train.cli.out_file import check_out, write_out
+
 MAX_PROMPT_BYTES = 1 << 24
 
 
@@ -56,10 +58,9 @@ def command(
 
     text = _prompt_text(prompt)
     if out is not None:
-        _check_out(out)
+        check_out(out)
     prepare_environment()
     from ascend_moe_train.train.generate import Sampling, chat_prompt, load_generator, text_pieces
-    from ascend_moe_train.train.metrics import replace_file
 
     asked = chat_prompt(checkpoint, tokenizer, text) if is_chat else text
     generator, words = load_generator(checkpoint, tokenizer, context)
@@ -81,7 +82,7 @@ def command(
         click.echo()
         text = "".join(pieces)
     if out is not None:
-        replace_file(Path(os.path.realpath(out)), [text.encode()])  # a link stays one
+        write_out(out, text)
 
 
 def _prompt_text(prompt: str) -> str:
@@ -104,14 +105,3 @@ def _read_stdin() -> bytes:
     if len(content) > MAX_PROMPT_BYTES:
         raise DataError(f"--prompt -: more than {MAX_PROMPT_BYTES:,} bytes on standard input")
     return content
-
-
-def _check_out(out: Path) -> None:
-    from ascend_moe_train.errors import DataError
-
-    if out.is_dir():
-        raise DataError(f"--out {out}: is a folder, a file is needed")
-    if out.exists() and not out.is_file():
-        raise DataError(f"--out {out}: is no regular file, and would be replaced by one")
-    if not out.parent.is_dir():
-        raise DataError(f"--out {out}: there is no folder {out.parent}")

@@ -26,6 +26,10 @@ VERBS = MappingProxyType(
             "ascend_moe_train.cli.convert",
             "Hugging Face folders to checkpoints and back, each time with proof; new models from old ones.",
         ),
+        "mesh": (
+            "ascend_moe_train.cli.mesh",
+            "Show how RUN_YAML is spread over ranks: who is where, speaks with whom, holds what.",
+        ),
         "config": ("ascend_moe_train.cli.config", "Show or check the configuration of a run."),
         "version": ("ascend_moe_train.cli.version", "Print the versions that a bug report needs."),
     }

@@ -108,9 +108,7 @@ class Mesh:
 
     def groups(self, axes: Sequence[str]) -> list[tuple[int, ...]]:
         """Every rank is in one of them; ascending by first rank. Raises ValueError as `group` does."""
-        heads = (
-            rank for rank in range(self.world_size) if not any(getattr(self.coordinates(rank), axis) for axis in axes)
-        )
+        heads = self.group([axis for axis in _order_of(axes) if axis not in axes], 0)
         return [self.group(axes, rank) for rank in heads]
 
 
@@ -127,17 +125,23 @@ def check_batch(batch: BatchConfig, mesh: Mesh) -> None:
     at_once = mesh.dp * batch.micro_sequences
     if batch.global_sequences % at_once:
         below = batch.global_sequences // at_once * at_once
-        nearest = " or ".join(str(size) for size in (below, below + at_once) if size)
+        choices = [" or ".join(str(size) for size in (below, below + at_once) if size)]
+        if micro := nearest_sizes(batch.micro_sequences, partial(_shares_out, batch.global_sequences, mesh.dp)):
+            choices.append(f"batch.micro_sequences {' or '.join(map(str, micro))}")
         raise ConfigError(
             f"batch.global_sequences {batch.global_sequences} does not divide by dp {mesh.dp} x batch.micro_sequences "
             f"{batch.micro_sequences} = {at_once} (dp is {mesh.world_size} ranks / pp {mesh.pp} x cp {mesh.cp} x tp "
-            f"{mesh.tp}): use {nearest}"
+            f"{mesh.tp}): use {', or '.join(choices)}"
         )
 
 
 def num_micro(batch: BatchConfig, mesh: Mesh) -> int:
     """Micro-batches of an optimizer step, each of `micro_sequences` on every dp rank."""
     return batch.global_sequences // (mesh.dp * batch.micro_sequences)
+
+
+def _shares_out(global_sequences: int, dp: int, micro_sequences: int) -> bool:
+    return global_sequences % (dp * micro_sequences) == 0
 
 
 def _order_of(axes: Sequence[str]) -> tuple[str, ...]:

@@ -18,6 +18,8 @@ PURE = [
     "model/adapters.py",
     "parallel/__init__.py",
     "parallel/mesh.py",
+    "parallel/mesh_map.py",
+    "parallel/cuts.py",
     "parallel/shards.py",
     "parallel/comm.py",
     "cluster/*.py",
@@ -29,6 +31,8 @@ PURE = [
     "cli/config.py",
     "cli/convert.py",
     "cli/data.py",
+    "cli/mesh.py",
+    "cli/out_file.py",
     "cli/long_run.py",
     "cli/version.py",
     "train/live.py",
@@ -132,7 +136,15 @@ def test_pure_modules_name_no_framework() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["version"], ["config", "check", "examples/demo.yaml"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["version"],
+        ["config", "check", "examples/demo.yaml"],
+        ["mesh", "examples/demo.yaml", "--ranks", "4", "--set", "batch.micro_sequences=2"],
+    ],
+)
 def test_base_install_serves(arguments: list[str]) -> None:
     code = f"from {PACKAGE}.cli.main import main\nsys.exit(main({arguments!r}))"
     done = run_blocked(TRAIN_EXTRA, code)

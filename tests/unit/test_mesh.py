@@ -157,9 +157,17 @@ def test_micro_batches_of_all_data_parallel_ranks() -> None:
         assert num_micro(batch, mesh) == count
 
 
-@pytest.mark.parametrize(("sequences", "choices"), [(8, "24"), (32, "24 or 48"), (60, "48 or 72")])
+@pytest.mark.parametrize(
+    ("sequences", "choices"),
+    [
+        (8, "24"),
+        (32, "24 or 48"),
+        (60, "48 or 72, or batch.micro_sequences 2 or 5"),
+        (6, "24, or batch.micro_sequences 1"),
+    ],
+)
 def test_a_batch_that_cannot_be_shared_out(sequences: int, choices: str) -> None:
-    batch = BatchConfig(global_sequences=sequences, micro_sequences=4)
+    batch = BatchConfig.model_construct(global_sequences=sequences, micro_sequences=4)
     line = (
         f"batch.global_sequences {sequences} does not divide by dp 6 x batch.micro_sequences 4 = 24 "
         f"(dp is 24 ranks / pp 2 x cp 1 x tp 2): use {choices}"
