@@ -85,8 +85,8 @@ def export_folder(
     files, index = _plan_files(writing.specs, max_shard_bytes)
     sizes = {name: spec.size_bytes for name, spec in writing.specs.items()}
     jobs = [_job(entry, source, target, writing) for entry in entries]
-    jobs += [_carried_job(name, source, writing) for name in source.places if name.startswith(CARRIED)]
-    blocks = [source.places[MODEL + e.ours].size_bytes // e.num_blocks for e in entries if not e.verbatim]
+    jobs += [_carried_job(name, source, writing) for name in source.manifest.tensors if name.startswith(CARRIED)]
+    blocks = [source.manifest.tensors[MODEL + e.ours].size_bytes // e.num_blocks for e in entries if not e.verbatim]
     made_from = fingerprint(
         "export",
         hashlib.sha256(layout.dump_manifest(source.manifest)).hexdigest(),
@@ -100,12 +100,12 @@ def export_folder(
         _write_rest(journal, target.extras, index)
         if check is not None:
             check(journal.folder)
-    read = [place.size_bytes for name, place in source.places.items() if name.startswith((MODEL, PADDING, CARRIED))]
+    kept = [name for name in source.manifest.tensors if name.startswith((MODEL, PADDING, CARRIED))]
     return summary(
         out,
         target.model,
         target.model_type,
-        read=read,
+        read=[source.manifest.tensors[name].size_bytes for name in kept],
         written=list(sizes.values()),
         files=(len(files), reused),
         notes=_notes(source, target),
@@ -229,7 +229,7 @@ def _padding(entry: Entry, source: CheckpointSource, target: Target, writing: _W
     """The rows beyond the vocabulary: those that were there, else zeros."""
     name, rows = entry.sources(0)[0].name, target.rows - entry.shape[0]
     dtype = source.manifest.tensors[MODEL + entry.ours].dtype
-    kept = source.places.get(PADDING + entry.ours)
+    kept = source.manifest.tensors.get(PADDING + entry.ours)
     if kept is not None and kept.shape == (rows, *entry.shape[1:]):
         tensor = VerifiedTensor(source, PADDING + entry.ours)
         for piece in tensor.pieces(kept.shape):
@@ -246,7 +246,7 @@ def _carried_job(name: str, source: CheckpointSource, writing: _Writing) -> Job:
 
     def chunks() -> Iterator[Chunk]:
         tensor = VerifiedTensor(source, name)
-        for piece in tensor.pieces(source.places[name].shape):
+        for piece in tensor.pieces(source.manifest.tensors[name].shape):
             yield from writing.chunks(theirs, piece, tensor.dtype)
         tensor.check()
 
@@ -261,10 +261,10 @@ def _write_rest(journal: Journal, extras: Mapping[str, bytes], index: Mapping[st
 
 
 def _notes(source: CheckpointSource, target: Target) -> Iterator[str]:
-    others = [name for name in source.places if not name.startswith((MODEL, PADDING, CARRIED))]
+    others = [name for name in source.manifest.tensors if not name.startswith((MODEL, PADDING, CARRIED))]
     if others:
         yield f"{len(others)} tensors of the training state are not part of a model: left out"
     rows = target.rows - target.model.vocab_size
     if rows:
-        kept = any(name.startswith(PADDING) for name in source.places)
+        kept = any(name.startswith(PADDING) for name in source.manifest.tensors)
         yield f"{rows} rows beyond the vocabulary of {target.model.vocab_size}: {'as they were' if kept else 'zeros'}"

@@ -56,6 +56,7 @@ def import_folder(
     vocab_size: int | None = None,
     allow_nonfinite: bool = False,
     max_file_bytes: int = layout.MAX_FILE_BYTES,
+    max_piece_bytes: int = layout.MAX_PIECE_BYTES,
     progress: Progress,
     check: Check | None = None,
 ) -> Converted:
@@ -66,7 +67,8 @@ def import_folder(
         out: the checkpoint's folder, which must not exist yet.
         vocab_size: rows of embedding and head that are the vocabulary; what is beyond them is padding, kept aside.
         allow_nonfinite: take infinities and NaN as they are.
-        max_file_bytes: data per file; a larger tensor gets a file of its own.
+        max_file_bytes: data per file; a larger piece gets a file of its own.
+        max_piece_bytes: larger tensors are cut.
         progress: called with bytes done and bytes in all, in any thread.
         check: called with the complete folder before it gets its name.
 
@@ -83,6 +85,7 @@ def import_folder(
         plan.contents,
         made_from=["import", [[name, *_facts(folder, name)] for name in folder.places], allow_nonfinite],
         max_file_bytes=max_file_bytes,
+        max_piece_bytes=max_piece_bytes,
         progress=progress,
         done=lambda before: ledger.check(unread={name for tensor in before for name in plan.stored[tensor]}),
         check=check,

@@ -141,7 +141,7 @@ def _copied(old: _Old, *, without: Collection[str]) -> tuple[list[Job], dict[str
 
 def _verbatim(old: _Old, name: str) -> Iterator[Array]:
     tensor = VerifiedTensor(old.source, name)
-    yield from tensor.pieces(old.source.places[name].shape)
+    yield from tensor.pieces(old.source.manifest.tensors[name].shape)
     tensor.check()
 
 
@@ -170,7 +170,7 @@ def _whole_rows(tensor: VerifiedTensor, rows: int, width: int) -> Iterator[Array
 def _experts(old: _Old, name: str, num_experts: int, noise: float, seed: int) -> Iterator[Array]:
     """The transposed weight ([out, in] to [in, out]), once for each expert."""
     tensor = VerifiedTensor(old.source, MODEL + name)
-    dense = tensor.block(old.source.places[MODEL + name].shape)
+    dense = tensor.block(old.source.manifest.tensors[MODEL + name].shape)
     tensor.check()
     expert = np.empty(dense.shape[::-1], dense.dtype)
     copy_across(expert, dense.T)
@@ -220,14 +220,14 @@ def _write(
         jobs=jobs,
         meta=converted_meta(model, origin),
         extras=extras,
-        largest_block_bytes=max(place.size_bytes for place in old.source.places.values()),
+        largest_block_bytes=max(entry.size_bytes for entry in old.source.manifest.tensors.values()),
     )
     files = write_checkpoint(out, contents, made_from=[*made_from, manifest_sha256], progress=progress)
     return summary(
         out,
         model,
         origin.model_type if origin is not None else None,
-        read=[place.size_bytes for name, place in old.source.places.items() if name.startswith(_READ)],
+        read=[entry.size_bytes for name, entry in old.source.manifest.tensors.items() if name.startswith(_READ)],
         written=list(contents.sizes_bytes.values()),
         files=files,
         notes=notes,

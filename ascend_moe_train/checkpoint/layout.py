@@ -1,39 +1,46 @@
 """What a checkpoint folder looks like: names, the manifest, the safetensors files. Pure: reads and writes nothing.
 
     step-00000200/
-        tensors-00000.safetensors    at most about 1 GiB each, unless a single tensor is larger
-        manifest.json                which tensors, where, how long, which checksum; step; meta
+        tensors-00000.safetensors    at most about 1 GiB each; those of writer 3: tensors-r00003-00000.safetensors
+        manifest.json                which tensors, their pieces, where, which checksums; step; meta
         huggingface/                 only in a converted one: the source's config, tokenizer and the like, as they were
 
-The manifest alone determines every byte of a file's header (tensors lie without gaps, by falling item size and then by
-name), so a reader computes the header and compares it: the header in the file is never parsed. A sha256 per tensor
+A tensor is stored as pieces, boxes of at most MAX_PIECE_BYTES in its own coordinates, that have each of its elements
+once; a small tensor of one writer is a single piece. In a file a piece has the tensor's name, and where it is a part
+the box beside it: `embed.weight[0:1024,0:512]`.
+
+The manifest alone determines every byte of a file's header (pieces lie without gaps, by falling item size and then by
+name), so a reader computes the header and compares it: the header in the file is never parsed. A sha256 per piece
 covers the data, one over the manifest covers the rest. sha256 because it runs at more than 1 GB/s on one core with the
 SHA instructions of x86 and Arm, faster than a disk that is made to fsync, and because every tool can recompute it.
 Safetensors format: https://huggingface.co/docs/safetensors (8 bytes header length, JSON header, data; little-endian).
 """
 
-import hashlib
 import json
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import ml_dtypes
 import numpy as np
 from pydantic import Field, ValidationError
 
-from ascend_moe_train.checkpoint.strict_json import one_line, parse_json
+from ascend_moe_train.checkpoint import boxes
+from ascend_moe_train.checkpoint.boxes import Box
+from ascend_moe_train.checkpoint.sealed import check_json, dump_sealed, parse_sealed
+from ascend_moe_train.checkpoint.strict_json import one_line
 from ascend_moe_train.errors import CheckpointError
 from ascend_moe_train.part import Part
 
 FORMAT = "amt-checkpoint"
-VERSION = 1
+VERSION = 2
 MANIFEST_NAME = "manifest.json"
 EXTRAS_FOLDER = "huggingface"
 MAX_MANIFEST_BYTES = 256 * 2**20
 MAX_FILE_BYTES = 2**30
+MAX_PIECE_BYTES = 256 * 2**20
 MAX_EXTRA_BYTES = 256 * 2**20
 MAX_STEP = 10**12 - 1
 MAX_DIMENSIONS = 32
@@ -48,6 +55,10 @@ DTYPES: Mapping[Dtype, np.dtype[Any]] = {
     "U8": np.dtype("u1"),
     "BOOL": np.dtype("?"),
 }
+# A dim is bounded so that no product of them overflows unnoticed.
+Size = Annotated[int, Field(ge=0, le=2**48)]
+# JSON has lists only, hence strict=False for tuples; their items stay strict.
+Interval = Annotated[tuple[Size, Size], Field(strict=False)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 ExtraName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 _TAGS = {dtype: tag for tag, dtype in DTYPES.items()}
@@ -58,11 +69,10 @@ _RESERVED_NAMES = frozenset({"__metadata__"})
 
 
 class TensorSpec(Part):
-    """Type and shape of one tensor. A dimension is bounded so that no product of them overflows unnoticed."""
+    """Type and shape of one tensor, or of a piece of one."""
 
     dtype: Dtype
-    # JSON has lists only, hence strict=False for the tuple; its items stay strict.
-    shape: Annotated[tuple[Annotated[int, Field(ge=0, le=2**48)], ...], Field(strict=False, max_length=MAX_DIMENSIONS)]
+    shape: Annotated[tuple[Size, ...], Field(strict=False, max_length=MAX_DIMENSIONS)]
 
     @property
     def elements(self) -> int:
@@ -75,11 +85,18 @@ class TensorSpec(Part):
         return self.elements * DTYPES[self.dtype].itemsize
 
 
-class TensorEntry(TensorSpec):
-    """One tensor of a manifest: which file of the folder holds it, and the sha256 of its bytes."""
+class PieceEntry(Part):
+    """One piece of a tensor: which part it is, which file of the folder holds it, and the sha256 of its bytes."""
 
     file: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}\.safetensors$")]
+    box: Annotated[tuple[Interval, ...], Field(strict=False, max_length=MAX_DIMENSIONS)]
     sha256: Sha256
+
+
+class TensorEntry(TensorSpec):
+    """One tensor of a manifest: its shape as a whole, and its pieces."""
+
+    pieces: Annotated[tuple[PieceEntry, ...], Field(strict=False)]
 
 
 class ExtraFile(Part):
@@ -87,6 +104,25 @@ class ExtraFile(Part):
 
     size_bytes: Annotated[int, Field(ge=0, le=MAX_EXTRA_BYTES)]
     sha256: Sha256
+
+
+class StoredPiece(NamedTuple):
+    """A piece as a file holds it: of which tensor, which part, its own type and shape, its checksum."""
+
+    tensor: str
+    box: Box
+    dtype: Dtype
+    shape: tuple[int, ...]
+    sha256: str
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of data."""
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+
+
+Spec = TensorSpec | StoredPiece
+"""What decides how much room something takes in a file: type and shape."""
 
 
 class Manifest(Part):
@@ -97,17 +133,22 @@ class Manifest(Part):
     extras: dict[ExtraName, ExtraFile] = Field(default_factory=dict)
     meta: dict[str, Any]
 
-    def by_file(self) -> dict[str, dict[str, TensorEntry]]:
-        """The tensors of each file, files in order of name."""
-        files: dict[str, dict[str, TensorEntry]] = {}
+    def by_file(self) -> dict[str, dict[str, StoredPiece]]:
+        """The pieces of each file by their names there, files in order of name."""
+        files: dict[str, dict[str, StoredPiece]] = {}
         for name, entry in self.tensors.items():
-            files.setdefault(entry.file, {})[name] = entry
+            for piece in entry.pieces:
+                key = piece_key(name, entry.shape, piece.box)
+                file = files.setdefault(piece.file, {})
+                if key in file:
+                    raise CheckpointError(f"{piece.file} would hold two pieces with the name {one_line(key)}")
+                file[key] = StoredPiece(name, piece.box, entry.dtype, boxes.box_shape(piece.box), piece.sha256)
         return dict(sorted(files.items()))
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileLayout:
-    """One safetensors file: its first bytes, then each tensor at its offset from the start of the file."""
+    """One safetensors file: its first bytes, then each tensor or piece at its offset from the start of the file."""
 
     header: bytes
     offsets_bytes: Mapping[str, int]
@@ -127,26 +168,40 @@ def step_of(name: str) -> int | None:
     return int(match[1])
 
 
-def tensor_specs(tensors: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, TensorSpec]:
-    """Describes arrays that are to be saved.
+def piece_key(name: str, shape: tuple[int, ...], box: Box) -> str:
+    """What a piece is called in its file."""
+    if box == boxes.whole(shape):
+        return name
+    return f"{name}[{','.join(f'{start}:{stop}' for start, stop in box)}]"
+
+
+def dtype_tag(name: str, dtype: np.dtype[Any]) -> Dtype:
+    """The name of an array's type in a file.
 
     Raises:
         CheckpointError: a name or a dtype that a checkpoint cannot hold.
     """
-    specs = {}
-    for name, array in tensors.items():
-        _check_tensor_name(name, "checkpoint")
-        tag = _TAGS.get(array.dtype)
-        if tag is None:
-            raise CheckpointError(
-                f"checkpoint: tensor {name!r} has dtype {array.dtype}; allowed: "
-                f"{', '.join(str(dtype) for dtype in DTYPES.values())}"
-            )
-        specs[name] = TensorSpec(dtype=tag, shape=array.shape)
-    return specs
+    _check_tensor_name(name, "checkpoint")
+    tag = _TAGS.get(dtype)
+    if tag is None:
+        allowed = ", ".join(str(each) for each in DTYPES.values())
+        raise CheckpointError(f"checkpoint: tensor {name!r} has dtype {dtype}; allowed: {allowed}")
+    return tag
 
 
-def plan_files(specs: Mapping[str, TensorSpec], max_file_bytes: int) -> dict[str, list[str]]:
+def tensor_specs(tensors: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, TensorSpec]:
+    """Describes arrays that are to be saved. Raises CheckpointError as `dtype_tag` does."""
+    return {name: TensorSpec(dtype=dtype_tag(name, array.dtype), shape=array.shape) for name, array in tensors.items()}
+
+
+def cut_whole(name: str, spec: TensorSpec, max_piece_bytes: int) -> dict[str, Box]:
+    """The pieces of a tensor that one writer holds all of, in row-major order, by their names in files."""
+    max_elements = max(1, max_piece_bytes // DTYPES[spec.dtype].itemsize)
+    pieces = boxes.cut(boxes.whole(spec.shape), max_elements)
+    return {piece_key(name, spec.shape, box): box for box in pieces}
+
+
+def plan_files(specs: Mapping[str, Spec], max_file_bytes: int, stem: str = "tensors") -> dict[str, list[str]]:
     """Shares tensors out to files of at most `max_file_bytes` of data; a larger tensor gets a file of its own."""
     groups: list[list[str]] = []
     room_bytes = 0
@@ -157,11 +212,11 @@ def plan_files(specs: Mapping[str, TensorSpec], max_file_bytes: int) -> dict[str
             room_bytes = max_file_bytes
         groups[-1].append(name)
         room_bytes -= size_bytes
-    return {f"tensors-{index:05d}.safetensors": names for index, names in enumerate(groups)}
+    return {f"{stem}-{index:05d}.safetensors": names for index, names in enumerate(groups)}
 
 
-def file_layout(specs: Mapping[str, TensorSpec]) -> FileLayout:
-    """The layout of the file that holds exactly these tensors."""
+def file_layout(specs: Mapping[str, Spec]) -> FileLayout:
+    """The layout of the file that holds exactly these tensors or pieces."""
     starts: dict[str, int] = {}
     header: dict[str, object] = {}
     end = 0
@@ -188,12 +243,16 @@ def dump_manifest(manifest: Manifest) -> bytes:
     """The content of manifest.json.
 
     Raises:
-        CheckpointError: `meta` holds something that JSON does not (the message gives its key).
+        CheckpointError: `meta` holds something that JSON does not (the message gives its key); or it is too long.
     """
-    _check_json(manifest.meta, "meta")
-    content = {"format": FORMAT, "version": VERSION, **manifest.model_dump()}
-    content["sha256"] = _content_sha256(content)
-    return (json.dumps(content, indent=1, allow_nan=False) + "\n").encode("ascii")
+    check_json(manifest.meta, "meta")
+    text = dump_sealed(manifest.model_dump(), FORMAT, VERSION)
+    if len(text) > MAX_MANIFEST_BYTES:
+        pieces = sum(len(entry.pieces) for entry in manifest.tensors.values())
+        raise CheckpointError(
+            f"checkpoint: the manifest of {pieces} pieces has {len(text)} bytes; allowed: {MAX_MANIFEST_BYTES}"
+        )
+    return text
 
 
 def parse_manifest(text: bytes, where: str) -> Manifest:
@@ -202,25 +261,47 @@ def parse_manifest(text: bytes, where: str) -> Manifest:
     Raises:
         CheckpointError: one line that starts with `where` and names the tensor where there is one.
     """
-    content = parse_json(text, f"{where}: not a valid JSON manifest")
-    if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
-        raise CheckpointError(f"{where}: not a checkpoint manifest: format is not {FORMAT!r}")
-    version = content.pop("version", None)
-    if type(version) is not int or version != VERSION:
-        raise CheckpointError(f"{where}: version {one_line(version)} cannot be read; allowed: {VERSION}")
-    found = content.pop("sha256", None)
-    if found != _content_sha256({"format": FORMAT, "version": VERSION, **content}, where):
-        raise CheckpointError(f"{where}: sha256 does not match the content: damaged or edited")
+    content = parse_sealed(text, "manifest", FORMAT, VERSION, where)
     try:
         manifest = Manifest.model_validate(content)
     except ValidationError as error:
-        raise CheckpointError(f"{where}: {_first_problem(error)}") from error
-    for name in manifest.tensors:
-        _check_tensor_name(name, where)
+        raise CheckpointError(f"{where}: {first_problem(error)}") from error
+    check_tensors(manifest.tensors, where)
+    if any(name.endswith("]") for name in manifest.tensors):  # a tensor may be named like a piece of another
+        try:
+            manifest.by_file()
+        except CheckpointError as error:
+            raise CheckpointError(f"{where}: {error}") from error
     return manifest
 
 
-def _storage_order(specs: Mapping[str, TensorSpec]) -> list[str]:
+def check_tensors(tensors: Mapping[str, TensorEntry], where: str) -> None:
+    """Raises CheckpointError for a name that cannot be used, or pieces that do not make up their tensor just once."""
+    for name, entry in tensors.items():
+        _check_tensor_name(name, where)
+        problem = boxes.cover_problem(entry.shape, [piece.box for piece in entry.pieces])
+        if problem is not None:
+            raise CheckpointError(f"{where}: tensor {name!r}: {problem}")
+        largest = max((boxes.volume(piece.box) for piece in entry.pieces), default=0)
+        size_bytes = largest * DTYPES[entry.dtype].itemsize
+        if size_bytes > MAX_PIECE_BYTES:
+            raise CheckpointError(
+                f"{where}: tensor {name!r}: a piece of {size_bytes} bytes; allowed: at most {MAX_PIECE_BYTES}"
+            )
+
+
+def first_problem(error: ValidationError) -> str:
+    """What was wrong with a manifest, in one line: the tensor, the key, the value."""
+    problem = error.errors(include_url=False)[0]
+    place = [str(part) for part in problem["loc"]]
+    tensor = f"tensor {one_line(place[1])}: " if place[0] == "tensors" and len(place) > 1 else ""
+    key = ".".join(place[2:] if tensor else place)
+    if problem["type"] == "missing":
+        return f"{tensor}{key} is missing"
+    return f"{tensor}{key} = {one_line(problem['input'])}: {problem['msg']}"
+
+
+def _storage_order(specs: Mapping[str, Spec]) -> list[str]:
     """Wide items first, so that every tensor is aligned to its item size, as safetensors' own writer does."""
     return sorted(specs, key=lambda name: (-DTYPES[specs[name].dtype].itemsize, name))
 
@@ -231,37 +312,3 @@ def _check_tensor_name(name: str, where: str) -> None:
             f"{where}: tensor name {one_line(name)} cannot be used; allowed: 1 to 512 printable ASCII characters, "
             f"no space, not {', '.join(sorted(_RESERVED_NAMES))}"
         )
-
-
-def _content_sha256(content: Mapping[str, object], where: str = MANIFEST_NAME) -> str:
-    try:
-        text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{where}: {one_line(error)}") from error
-    return hashlib.sha256(text.encode("ascii")).hexdigest()
-
-
-def _check_json(value: object, key: str) -> None:
-    """Refuses what `json` would turn into something else (keys that are no strings) or into no JSON (NaN)."""
-    if isinstance(value, dict):
-        for name, item in value.items():
-            if not isinstance(name, str):
-                raise CheckpointError(f"checkpoint: {key} has the key {name!r}; allowed: strings")
-            _check_json(item, f"{key}.{name}")
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            _check_json(item, f"{key}.{index}")
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise CheckpointError(f"checkpoint: {key} is {value}; allowed: finite numbers")
-    elif not isinstance(value, None | bool | int | float | str):
-        raise CheckpointError(f"checkpoint: {key} is a {type(value).__name__}; allowed: JSON values")
-
-
-def _first_problem(error: ValidationError) -> str:
-    problem = error.errors(include_url=False)[0]
-    place = [str(part) for part in problem["loc"]]
-    tensor = f"tensor {one_line(place[1])}: " if place[0] == "tensors" and len(place) > 1 else ""
-    key = ".".join(place[2:] if tensor else place)
-    if problem["type"] == "missing":
-        return f"{tensor}{key} is missing"
-    return f"{tensor}{key} = {one_line(problem['input'])}: {problem['msg']}"

@@ -98,10 +98,15 @@ def read_header(path: Path) -> dict[str, Place]:
 
 def read_tensor(place: Place, what: str) -> Array:
     """The data of a tensor in its shape, as unsigned integers. Raises CheckpointError naming file and `what`."""
-    raw = np.empty(place.size_bytes, np.uint8)
+    array = np.empty(place.shape, raw_dtype(place.dtype))
+    read_into(place, array, what)
+    return array
+
+
+def read_into(place: Place, array: Array, what: str) -> None:
+    """As `read_tensor`, into a contiguous array of its size."""
     with _open_same(place) as stream:
-        _fill(stream, raw.data, place.start_bytes, place, what)
-    return raw.view(raw_dtype(place.dtype)).reshape(place.shape)
+        _fill(stream, array.reshape(-1).view(np.uint8).data, place.start_bytes, place, what)
 
 
 def read_pieces(place: Place, what: str, piece_bytes: int = PIECE_BYTES) -> Iterator[Array]:

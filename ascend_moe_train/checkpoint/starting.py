@@ -60,9 +60,12 @@ class Start:
 
 
 def weights_sha256(manifest: Manifest) -> str:
-    """A checksum of a checkpoint's weights (or adapters) alone: names, types, shapes and contents."""
+    """A checksum of a checkpoint's weights (or adapters) alone: names, types, shapes and contents.
+
+    Contents are known by the checksums of their pieces: weights that were cut in another way have another one.
+    """
     kept = {
-        name: [entry.dtype, list(entry.shape), entry.sha256]
+        name: [entry.dtype, list(entry.shape), sorted([piece.box, piece.sha256] for piece in entry.pieces)]
         for name, entry in manifest.tensors.items()
         if name.startswith((MODEL, ADAPTERS))
     }

@@ -1,6 +1,6 @@
 """Writes checkpoints in a thread, so that training goes on while the disk works."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from types import TracebackType
@@ -8,7 +8,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from ascend_moe_train.checkpoint import store
+from ascend_moe_train.checkpoint import saving, store
+from ascend_moe_train.checkpoint.portion import Portion
+from ascend_moe_train.checkpoint.saving import ONLY_WRITER, Writer
 
 
 class AsyncWriter:
@@ -17,11 +19,14 @@ class AsyncWriter:
     An interrupt (Ctrl-C) of a waiting call leaves the write in flight: it goes on, and a later call waits for it. At
     the latest the interpreter waits when it exits, so a write is cut only by a kill, which `store` is made for.
     Hashing and writing release the interpreter lock.
+
+    One process hands over whole tensors with `submit`. Where several write a checkpoint together, each calls `prepare`,
+    then all of them wait for each other (a barrier), then each calls `submit_part`.
     """
 
-    def __init__(self, *, keep: int) -> None:
-        """`keep`: how many checkpoints stay, at least 1."""
-        self._keep = keep
+    def __init__(self, *, keep: int, writer: Writer = ONLY_WRITER) -> None:
+        """`keep`: how many checkpoints stay, at least 1. `writer`: which of the writers of each checkpoint this is."""
+        self._keep, self._writer = keep, writer
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._in_flight: Future[Path] | None = None
 
@@ -35,8 +40,29 @@ class AsyncWriter:
         Raises:
             CheckpointError: the earlier write failed; the new one has not been started.
         """
+        if self._writer.count > 1:
+            raise ValueError("one of several writers has parts of tensors to submit")
+        self._start(lambda: store.save(root, step, tensors, meta, keep=self._keep))
+
+    def prepare(self, root: Path, step: int) -> None:
+        """Waits for the own earlier write; the first writer then makes the folder that all are to write into.
+
+        Raises:
+            CheckpointError: the earlier write failed, or the folder cannot be written.
+        """
         self.wait()
-        self._in_flight = self._executor.submit(store.save, root, step, tensors, meta, keep=self._keep)
+        if self._writer.index == 0:
+            saving.prepare(root, step, self._writer.count)
+
+    def submit_part(self, root: Path, step: int, portions: Mapping[str, Portion], meta: Mapping[str, Any]) -> None:
+        """Starts to write a part of a checkpoint that has been prepared. Arguments as of `saving.save_part`.
+
+        Nothing is copied, as with `submit`. The write is in flight until all of the checkpoint has its final name.
+
+        Raises:
+            CheckpointError: an earlier write failed; the new one has not been started.
+        """
+        self._start(lambda: saving.save_part(root, step, portions, meta, keep=self._keep, writer=self._writer))
 
     def wait(self) -> Path | None:
         """Returns once nothing is in flight: the folder just written, or None when there was nothing to wait for.
@@ -61,6 +87,10 @@ class AsyncWriter:
             self.wait()
         finally:
             self._executor.shutdown(wait=False)
+
+    def _start(self, write: Callable[[], Path]) -> None:
+        self.wait()
+        self._in_flight = self._executor.submit(write)
 
     def __enter__(self) -> Self:
         return self

@@ -1,15 +1,9 @@
-"""Damaged and malicious checkpoints: each is refused by one line that names the file and, if any, the tensor.
-
-Manifests that were edited carry a fresh checksum, as somebody who means harm would make one; otherwise the checksum
-would refuse them all and hide the checks behind it.
-"""
+"""Damaged and malicious checkpoints: each is refused by one line that names the file and, if any, the tensor."""
 
 import hashlib
-import json
 import os
 import resource
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +13,23 @@ import pytest
 from ascend_moe_train.checkpoint import layout, store
 from ascend_moe_train.checkpoint.layout import TensorSpec
 from ascend_moe_train.errors import CheckpointError
+from tests.damage import (
+    ZERO_SHA256,
+    Damage,
+    edit,
+    extras_behind_a_link,
+    flip,
+    link_out,
+    replace_by,
+    replace_text,
+    set_extra,
+    set_key,
+    set_piece,
+    set_tensor,
+    truncate,
+    with_extra_file,
+    write,
+)
 
 TENSORS: dict[str, np.ndarray[Any, Any]] = {
     "wide": np.arange(2, dtype=np.int64),
@@ -26,8 +37,6 @@ TENSORS: dict[str, np.ndarray[Any, Any]] = {
     "flag": np.array([True, False]),
 }
 WIDE_FILE, OTHER_FILE = "tensors-00000.safetensors", "tensors-00001.safetensors"
-ZERO_SHA256 = hashlib.sha256(b"").hexdigest()
-Damage = Callable[[Path], None]
 
 
 @pytest.fixture
@@ -37,105 +46,15 @@ def checkpoint(tmp_path: Path) -> Path:
     return path
 
 
-def seal(content: dict[str, Any]) -> bytes:
-    """The manifest's text with a checksum that matches it."""
-    body = {key: value for key, value in content.items() if key != "sha256"}
-    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
-    return json.dumps({**body, "sha256": hashlib.sha256(text.encode()).hexdigest()}).encode()
-
-
-def edit(change: Callable[[dict[str, Any]], object]) -> Damage:
-    """A damage that changes the parsed manifest and seals it again."""
-
-    def damage(path: Path) -> None:
-        content = json.loads((path / "manifest.json").read_text())
-        change(content)
-        (path / "manifest.json").write_bytes(seal(content))
-
-    return damage
-
-
-def set_key(key: str, value: object) -> Damage:
-    return edit(lambda content: content.update({key: value}))
-
-
-def set_tensor(name: str, **values: object) -> Damage:
-    return edit(lambda content: content["tensors"].setdefault(name, {}).update(values))
-
-
-def set_extra(name: str, size_bytes: int = 3) -> Damage:
-    return edit(lambda content: content.update(extras={name: {"size_bytes": size_bytes, "sha256": ZERO_SHA256}}))
-
-
-def with_extra_file(data: bytes) -> Damage:
-    def damage(path: Path) -> None:
-        set_extra("config.json")(path)
-        (path / "huggingface").mkdir()
-        (path / "huggingface" / "config.json").write_bytes(data)
-
-    return damage
-
-
-def extras_behind_a_link(path: Path) -> None:
-    set_extra("config.json")(path)
-    (path.parent.parent / "elsewhere").mkdir()
-    (path / "huggingface").symlink_to(path.parent.parent / "elsewhere")
-
-
-def replace_text(old: str, new: str) -> Damage:
-    def damage(path: Path) -> None:
-        text = (path / "manifest.json").read_text()
-        assert text.count(old) == 1
-        (path / "manifest.json").write_text(text.replace(old, new))
-
-    return damage
-
-
-def write(file: str, text: bytes) -> Damage:
-    def damage(path: Path) -> None:
-        (path / file).write_bytes(text)
-
-    return damage
-
-
-def truncate(file: str, drop_bytes: int) -> Damage:
-    return lambda path: os.truncate(path / file, (path / file).stat().st_size - drop_bytes)
-
-
-def flip(file: str, offset: int) -> Damage:
-    """Flips one bit, `offset` bytes from the start or, when negative, from the end."""
-
-    def damage(path: Path) -> None:
-        data = bytearray((path / file).read_bytes())
-        data[offset] ^= 4
-        (path / file).write_bytes(bytes(data))
-
-    return damage
-
-
-def link_out(file: str) -> Damage:
-    """Moves a file out of the folder and leaves a symbolic link to it."""
-
-    def damage(path: Path) -> None:
-        outside = path.parent.parent / "outside"
-        shutil.move(path / file, outside)
-        (path / file).symlink_to(outside)
-
-    return damage
-
-
-def replace_by(file: str, make: Callable[[Path], None]) -> Damage:
-    def damage(path: Path) -> None:
-        (path / file).unlink()
-        make(path / file)
-
-    return damage
-
-
 def store_false_bool(path: Path) -> None:
     flip(OTHER_FILE, -1)(path)
     digest = hashlib.sha256((path / OTHER_FILE).read_bytes()[-2:]).hexdigest()
-    set_tensor("flag", sha256=digest)(path)
+    set_piece("flag", sha256=digest)(path)
+
+
+def new_tensor(**values: object) -> dict[str, Any]:
+    piece = {"file": WIDE_FILE, "box": [[0, 1]], "sha256": ZERO_SHA256}
+    return {"dtype": "F32", "shape": [1], "pieces": [piece]} | values
 
 
 MANIFEST, WIDE, OTHER = "manifest.json: ", WIDE_FILE + ": ", OTHER_FILE + ": "
@@ -174,7 +93,7 @@ CASES: dict[str, tuple[Damage, str]] = {
         set_key("format", "other"),
         MANIFEST + "not a checkpoint manifest: format is not 'amt-checkpoint'",
     ),
-    "unknown_version": (set_key("version", 2), MANIFEST + "version 2 cannot be read; allowed: 1"),
+    "unknown_version": (set_key("version", 1), MANIFEST + "version 1 cannot be read; allowed: 2"),
     "version_is_true": (set_key("version", True), MANIFEST + "version True cannot be read"),
     "unknown_key": (set_key("extra", 1), MANIFEST + "extra = 1: "),
     "step_negative": (set_key("step", -1), MANIFEST + "step = -1: "),
@@ -190,39 +109,61 @@ CASES: dict[str, tuple[Damage, str]] = {
     ),
     "tensor_removed": (edit(lambda content: content["tensors"].pop("flag")), OTHER + "has "),
     "tensor_added": (
-        set_tensor("x", dtype="F32", shape=[1], file=WIDE_FILE, sha256=ZERO_SHA256),
+        set_tensor("x", **new_tensor()),
         WIDE + "has 88 bytes",
     ),
     "tensor_renamed": (
         edit(lambda content: content["tensors"].update(edit=content["tensors"].pop("wide"))),
         WIDE + "header does not match the manifest",
     ),
-    "tensor_of_a_missing_file": (set_tensor("w", file="other.safetensors"), "other.safetensors: missing"),
+    "tensor_of_a_missing_file": (set_piece("w", file="other.safetensors"), "other.safetensors: missing"),
     "tensor_name_unusable": (
-        set_tensor("a\nb", dtype="F32", shape=[0], file=WIDE_FILE, sha256=ZERO_SHA256),
+        set_tensor("a\nb", **new_tensor()),
         MANIFEST + r"tensor name 'a\nb' cannot be used",
     ),
     "file_climbs_out": (
-        set_tensor("w", file="../../secret.safetensors"),
-        MANIFEST + "tensor 'w': file = '../../secret",
+        set_piece("w", file="../../secret.safetensors"),
+        MANIFEST + "tensor 'w': pieces.0.file = '../../secret",
     ),
-    "file_is_absolute": (set_tensor("w", file="/etc/passwd"), MANIFEST + "tensor 'w': file = '/etc/passwd'"),
-    "file_with_newline": (set_tensor("w", file="a.safetensors\n"), MANIFEST + "tensor 'w': file = "),
-    "file_is_null": (set_tensor("w", file=None), MANIFEST + "tensor 'w': file = None"),
+    "file_is_absolute": (set_piece("w", file="/etc/passwd"), MANIFEST + "tensor 'w': pieces.0.file = '/etc/passwd'"),
+    "file_with_newline": (set_piece("w", file="a.safetensors\n"), MANIFEST + "tensor 'w': pieces.0.file = "),
+    "file_is_null": (set_piece("w", file=None), MANIFEST + "tensor 'w': pieces.0.file = None"),
     "dtype_unknown": (set_tensor("w", dtype="O"), MANIFEST + "tensor 'w': dtype = 'O': Input should be 'F32', 'F16'"),
     "dtype_wider": (set_tensor("w", dtype="I64"), OTHER + "has "),
     "dtype_of_same_width": (set_tensor("w", dtype="I32"), OTHER + "header does not match the manifest"),
-    "shape_huge": (set_tensor("w", shape=[2**40, 2**40]), OTHER + "has "),
+    "shape_huge": (
+        set_tensor("w", shape=[2**40, 2**40]),
+        MANIFEST + "tensor 'w': its pieces leave out 1208925819614629174706164 of 1208925819614629174706176 elements",
+    ),
+    "piece_and_shape_huge": (
+        edit(
+            lambda content: content["tensors"].update(
+                w=new_tensor(shape=[2**40], pieces=[{"file": WIDE_FILE, "box": [[0, 2**40]], "sha256": ZERO_SHA256}])
+            )
+        ),
+        MANIFEST + "tensor 'w': a piece of 4398046511104 bytes; allowed: at most 268435456",
+    ),
     "shape_over_bound": (set_tensor("w", shape=[2**63]), MANIFEST + "tensor 'w': shape.0 = 9223372036854775808: "),
     "shape_empty_but_huge": (set_tensor("w", shape=[0, 2**63]), MANIFEST + "tensor 'w': shape.1 = "),
     "shape_negative": (set_tensor("w", shape=[-4, -3]), MANIFEST + "tensor 'w': shape.0 = -4: "),
     "shape_of_floats": (set_tensor("w", shape=[4.0, 3.0]), MANIFEST + "tensor 'w': shape.0 = 4.0: "),
     "shape_of_bools": (set_tensor("w", shape=[True, 12]), MANIFEST + "tensor 'w': shape.0 = True: "),
-    "shape_transposed": (set_tensor("w", shape=[3, 4]), OTHER + "header does not match the manifest"),
+    "shape_transposed": (
+        set_tensor("w", shape=[3, 4]),
+        MANIFEST + "tensor 'w': box [0:4, 0:3] is not within the shape [3, 4]",
+    ),
+    "shape_and_box_transposed": (
+        edit(
+            lambda content: content["tensors"]["w"].update(
+                shape=[3, 4], pieces=[{**content["tensors"]["w"]["pieces"][0], "box": [[0, 3], [0, 4]]}]
+            )
+        ),
+        OTHER + "header does not match the manifest",
+    ),
     "shape_too_long": (set_tensor("w", shape=[1] * 33), MANIFEST + "tensor 'w': shape = "),
     "shape_is_text": (set_tensor("w", shape="43"), MANIFEST + "tensor 'w': shape = '43'"),
-    "sha256_short": (set_tensor("w", sha256="00"), MANIFEST + "tensor 'w': sha256 = '00'"),
-    "sha256_wrong": (set_tensor("w", sha256=ZERO_SHA256), OTHER + "tensor 'w': sha256 does not match"),
+    "sha256_short": (set_piece("w", sha256="00"), MANIFEST + "tensor 'w': pieces.0.sha256 = '00'"),
+    "sha256_wrong": (set_piece("w", sha256=ZERO_SHA256), OTHER + "tensor 'w': sha256 does not match"),
     "extra_missing": (set_extra("config.json"), "huggingface/config.json: missing"),
     "extra_changed": (with_extra_file(b"{ }"), "huggingface/config.json: sha256 does not match the manifest"),
     "extra_longer": (with_extra_file(b"{   }"), "huggingface/config.json: has 5 bytes, its manifest says 3"),
@@ -262,17 +203,19 @@ def test_the_one_before_is_used(checkpoint: Path, case: str) -> None:
 
 
 def test_more_than_the_memory(checkpoint: Path) -> None:
-    """A sparse file that has the size its manifest claims, 8 TiB, and takes no space."""
-    elements = 2**40
-    entry = TensorSpec(dtype="I64", shape=(elements,))
-    made = layout.file_layout({"wide": entry})
+    """Sparse files that have the size that their manifest claims, 8 TiB, and take no space."""
+    rows, width = 2**15, 2**25
+    boxes = [((row, row + 1), (0, width)) for row in range(rows)]
+    specs = {layout.piece_key("wide", (rows, width), box): TensorSpec(dtype="I64", shape=(1, width)) for box in boxes}
+    made = layout.file_layout(specs)
     (checkpoint / WIDE_FILE).write_bytes(made.header)
     os.truncate(checkpoint / WIDE_FILE, made.total_bytes)
-    set_tensor("wide", shape=[elements])(checkpoint)
+    pieces = [{"file": WIDE_FILE, "box": box, "sha256": ZERO_SHA256} for box in boxes]
+    set_tensor("wide", shape=[rows, width], pieces=pieces)(checkpoint)
     limits = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (2**42, limits[1]))
     try:
-        with pytest.raises(CheckpointError, match=r"tensors-00000\.safetensors: tensor 'wide': no memory for 87960930"):
+        with pytest.raises(CheckpointError, match=r"step-00000200: tensor 'wide': no memory for 8796093022208 bytes"):
             store.load(checkpoint)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)

@@ -10,12 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ascend_moe_train.checkpoint import layout
-from ascend_moe_train.checkpoint.layout import Manifest, TensorEntry, TensorSpec
+from ascend_moe_train.checkpoint.layout import Manifest, PieceEntry, TensorEntry, TensorSpec
 from ascend_moe_train.errors import CheckpointError
 
 MANIFEST = Manifest(
     step=12,
-    tensors={"w": TensorEntry(dtype="F32", shape=(2, 3), file="a.safetensors", sha256="0" * 64)},
+    tensors={
+        "w": TensorEntry(
+            dtype="F32",
+            shape=(2, 3),
+            pieces=(
+                PieceEntry(file="a.safetensors", box=((0, 2), (0, 1)), sha256="0" * 64),
+                PieceEntry(file="b.safetensors", box=((0, 2), (1, 3)), sha256="1" * 64),
+            ),
+        ),
+        "none": TensorEntry(dtype="F32", shape=(0, 3), pieces=()),
+    },
     meta={"config": {"lr": 0.1}},
 )
 
@@ -110,3 +120,27 @@ def test_specs_of_arrays() -> None:
     specs = layout.tensor_specs({"w": np.zeros((2, 3), np.float16), "s": np.array(True)})
     assert specs == {"w": TensorSpec(dtype="F16", shape=(2, 3)), "s": TensorSpec(dtype="BOOL", shape=())}
     assert (specs["w"].elements, specs["w"].size_bytes, specs["s"].size_bytes) == (6, 12, 1)
+
+
+def test_pieces_of_a_file() -> None:
+    files = MANIFEST.by_file()
+    assert {file: list(pieces) for file, pieces in files.items()} == {
+        "a.safetensors": ["w[0:2,0:1]"],
+        "b.safetensors": ["w[0:2,1:3]"],
+    }
+    piece = files["b.safetensors"]["w[0:2,1:3]"]
+    assert (piece.tensor, piece.dtype, piece.shape, piece.size_bytes) == ("w", "F32", (2, 2), 16)
+
+
+def test_a_tensor_of_one_writer_is_cut_to_size() -> None:
+    spec = TensorSpec(dtype="F16", shape=(5, 3))
+    assert layout.cut_whole("w", spec, 30) == {"w": ((0, 5), (0, 3))}
+    assert list(layout.cut_whole("w", spec, 29)) == ["w[0:4,0:3]", "w[4:5,0:3]"]
+    assert list(layout.cut_whole("w", spec, 5))[:3] == ["w[0:1,0:2]", "w[0:1,2:3]", "w[1:2,0:2]"]
+    assert len(layout.cut_whole("w", spec, 1)) == 15
+
+
+def test_a_manifest_that_nobody_could_read_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "MAX_MANIFEST_BYTES", 300)
+    with pytest.raises(CheckpointError, match=r"the manifest of 2 pieces has \d+ bytes; allowed: 300"):
+        layout.dump_manifest(MANIFEST)

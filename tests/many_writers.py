@@ -1,0 +1,66 @@
+"""Checkpoints that several writers make: tensors cut into random boxes, dealt out to writers in threads."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_moe_train.checkpoint import boxes, saving
+from ascend_moe_train.checkpoint.boxes import Box
+from ascend_moe_train.checkpoint.portion import Piece, Portion
+from ascend_moe_train.checkpoint.saving import Writer
+
+Array = NDArray[Any]
+Portions = Mapping[str, Portion]
+
+
+def cut_at_random(rng: np.random.Generator, box: Box, pieces: int) -> Iterator[Box]:
+    """Cuts a box by planes, again and again, into at most so many."""
+    dims = [dim for dim, (start, stop) in enumerate(box) if stop - start > 1]
+    if pieces < 2 or not dims:
+        yield box
+        return
+    dim = int(rng.choice(dims))
+    start, stop = box[dim]
+    middle = int(rng.integers(start + 1, stop))
+    first = int(rng.integers(1, pieces))
+    yield from cut_at_random(rng, (*box[:dim], (start, middle), *box[dim + 1 :]), first)
+    yield from cut_at_random(rng, (*box[:dim], (middle, stop), *box[dim + 1 :]), pieces - first)
+
+
+def deal(tensors: Mapping[str, Array], num_writers: int, seed: int = 0, pieces: int = 5) -> list[dict[str, Portion]]:
+    """For each writer its portions: every tensor in random boxes, each of them a view that some writer holds."""
+    rng = np.random.default_rng(seed)
+    held: list[dict[str, list[Piece]]] = [{} for _ in range(num_writers)]
+    for name, array in tensors.items():
+        everything = boxes.whole(array.shape)
+        for box in cut_at_random(rng, everything, pieces):
+            piece = Piece(box, boxes.view(array, box, everything))
+            held[int(rng.integers(num_writers))].setdefault(name, []).append(piece)
+    return [{name: Portion(tensors[name].shape, tuple(own)) for name, own in each.items()} for each in held]
+
+
+def save_together(
+    root: Path,
+    step: int,
+    portions: Sequence[Portions],
+    meta: Mapping[str, Any],
+    *,
+    keep: int = 9,
+    deadline_s: float = 20.0,
+    **options: Any,
+) -> Path:
+    """Writes a checkpoint with a thread for each writer."""
+    saving.prepare(root, step, len(portions))
+
+    def write(index: int) -> Path:
+        writer = Writer(index=index, count=len(portions), deadline_s=deadline_s)
+        return saving.save_part(root, step, portions[index], meta, keep=keep, writer=writer, **options)
+
+    with ThreadPoolExecutor(len(portions)) as pool:
+        folders = set(pool.map(write, range(len(portions))))
+    assert len(folders) == 1
+    return folders.pop()
