@@ -26,6 +26,7 @@ VERBS = MappingProxyType(
             "ascend_moe_train.cli.convert",
             "Hugging Face folders to checkpoints and back, each time with proof; new models from old ones.",
         ),
+        "launch": ("ascend_moe_train.cli.launch", "Run a command as so many ranks of one run on this machine."),
         "mesh": (
             "ascend_moe_train.cli.mesh",
             "Show how RUN_YAML is spread over ranks: who is where, speaks with whom, holds what.",
@@ -75,24 +76,32 @@ def amt() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code: 2 for a user's mistake, 130 when interrupted."""
+    code, complaint = attempt(arguments)
+    if complaint is not None:
+        click.echo(f"error: {complaint}", err=True)
+    return code
+
+
+def attempt(arguments: Sequence[str] | None) -> tuple[int, str | None]:
+    """Runs one command line: its exit code, and for a user's mistake what was wrong, in one line."""
     try:
         result = amt.main(args=arguments, prog_name="amt", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
-        return EXIT_USER_ERROR
+        return EXIT_USER_ERROR, None
     except click.ClickException as error:
-        return _complain(error.format_message())
+        return _complaint(error.format_message())
     except UserError as error:
-        return _complain(str(error))
+        return _complaint(str(error))
     except OSError as error:
         # such as a name that is too long, a folder that may not be entered, a disk that is full
         where = f"{error.filename}: " if error.filename else ""
-        return _complain(f"{where}{error.strerror or error}")
+        return _complaint(f"{where}{error.strerror or error}")
     except MemoryError as error:
-        return _complain(f"out of memory: {error}".removesuffix(": "))
+        return _complaint(f"out of memory: {error}".removesuffix(": "))
     except (KeyboardInterrupt, click.Abort):
-        return EXIT_INTERRUPTED
-    return result if isinstance(result, int) else 0
+        return EXIT_INTERRUPTED, None
+    return (result if isinstance(result, int) else 0), None
 
 
 def run() -> None:
@@ -100,6 +109,5 @@ def run() -> None:
     sys.exit(main())
 
 
-def _complain(message: str) -> int:
-    click.echo(f"error: {' '.join(message.splitlines())}", err=True)
-    return EXIT_USER_ERROR
+def _complaint(message: str) -> tuple[int, str]:
+    return EXIT_USER_ERROR, " ".join(message.splitlines())

@@ -239,6 +239,14 @@ def to_json_line(record: Record) -> bytes:
     return _RECORD.dump_json(record) + b"\n"
 
 
+def record_of_line(line: str) -> Record | None:
+    """The record that a line holds; None if it holds anything else."""
+    try:
+        return _RECORD.validate_json(line) if line.startswith("{") else None
+    except ValidationError:
+        return None
+
+
 def read_records(path: Path) -> Iterator[Record]:
     """The records of a JSONL file, in order. A last line that was cut off (the writer was killed) is left out.
 

@@ -23,11 +23,12 @@ def command_lines() -> Iterator[str]:
 
 
 def _lines(command: click.Command, words: str) -> Iterator[str]:
+    words = " ".join([words, *(_parameter(parameter) for parameter in command.params)])
     if isinstance(command, click.Group):
         for name, inner in sorted(command.commands.items()):
             yield from _lines(inner, f"{words} {name}")
         return
-    yield " ".join([words, *(_parameter(parameter) for parameter in command.params)])
+    yield words
 
 
 def _parameter(parameter: click.Parameter) -> str:

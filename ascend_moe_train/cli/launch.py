@@ -1,0 +1,90 @@
+"""`amt launch`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ascend_moe_train.cli.config import OVERRIDES, RUN_FILE, whole_run
+
+if TYPE_CHECKING:
+    from ascend_moe_train.cluster.verdict import Deadlines
+    from ascend_moe_train.config import RunConfig
+    from ascend_moe_train.train.view import View
+
+RANK_MODULE = "ascend_moe_train.cli.rank_main"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The options before the command that is launched."""
+
+    ranks: int
+    dry_run: bool
+
+
+@click.group("launch")
+@click.option("--ranks", required=True, type=int, help="How many ranks.")
+@click.option("--dry-run", is_flag=True, help="Print what would be run, and run nothing.")
+@click.pass_context
+def command(context: click.Context, ranks: int, dry_run: bool) -> None:
+    """Run a command as so many ranks of one run on this machine."""
+    context.obj = Asked(ranks=ranks, dry_run=dry_run)
+
+
+@command.command("train")
+@RUN_FILE
+@OVERRIDES
+@click.option("--json", "as_json", is_flag=True, help="Print records as JSON lines instead of a table.")
+@click.pass_obj
+def train(asked: Asked, run_yaml: Path, overrides: tuple[str, ...], as_json: bool) -> int:
+    """Train the model of RUN_YAML on all ranks together; the same command continues a run that was interrupted."""
+    from ascend_moe_train.cluster.launch import launch, make_job, shown_command
+    from ascend_moe_train.cluster.mpiexec import rank_command
+    from ascend_moe_train.parallel.mesh import mesh_of
+    from ascend_moe_train.train.json_view import JsonView
+    from ascend_moe_train.train.live import LiveView
+
+    config = whole_run(run_yaml, overrides)
+    settings = [word for override in overrides for word in ("--set", override)]
+    arguments = ["train", "--json", *settings, "--", str(run_yaml)]
+    job = make_job(asked.ranks, rank_command(RANK_MODULE, arguments), _deadlines(config), run_dir=Path(config.run.dir))
+    mesh_of(config, asked.ranks)
+    if asked.dry_run:
+        click.echo(shown_command(job))
+        return 0
+    table = LiveView(total_steps=config.run.steps, log_every=config.run.log_every)
+    with JsonView() if as_json else table as view:
+        outcome = launch(job, ViewScreen(view))
+    if outcome.message is not None:
+        click.echo(outcome.message, err=True)
+    return outcome.exit_code
+
+
+class ViewScreen:
+    """Shows rank 0's records as the view of a single process does, and all other lines as remarks."""
+
+    def __init__(self, view: "View") -> None:
+        self._view = view
+
+    def line(self, rank: int, text: str, *, is_error: bool) -> None:
+        """Takes in a line. Raises OSError: nobody reads the output any more."""
+        from ascend_moe_train.cluster.output import labelled
+        from ascend_moe_train.train.metrics import record_of_line
+
+        record = record_of_line(text) if rank == 0 and not is_error else None
+        try:
+            if record is not None:
+                self._view.show(record)
+            else:
+                self._view.note(text if rank == 0 else labelled(rank, text))
+        except SystemExit:  # rich makes that of a broken pipe
+            raise BrokenPipeError from None
+
+
+def _deadlines(config: "RunConfig") -> "Deadlines":
+    from ascend_moe_train.cluster.verdict import Deadlines
+
+    given = config.parallel.deadlines
+    return Deadlines(compile_s=given.compile_s, step_s=given.step_s, save_s=given.save_s)

@@ -1,0 +1,1 @@
+"""Ranks on machines: starting them, watching them, ending them together."""

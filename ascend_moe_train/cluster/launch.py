@@ -1,0 +1,57 @@
+"""Starts the same program as so many ranks of one run on this machine, and sees to their end. Pure."""
+
+import os
+import secrets
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ascend_moe_train.cluster import variables
+from ascend_moe_train.cluster.mpiexec import check_ranks, command_line, find_mpiexec, rank_environment
+from ascend_moe_train.cluster.output import Screen
+from ascend_moe_train.cluster.supervise import Job, Outcome, supervise
+from ascend_moe_train.cluster.verdict import Deadlines
+from ascend_moe_train.errors import ConfigError
+
+LOG_FOLDER = "logs"
+
+
+def make_job(
+    ranks: int,
+    rank_command: Sequence[str],
+    deadlines: Deadlines,
+    *,
+    run_dir: Path | None = None,
+    given: Mapping[str, str] = os.environ,
+) -> Job:
+    """What it takes to run `rank_command` on every rank. Raises ConfigError: too many ranks, or no MPI installed."""
+    check_ranks(ranks)
+    if sys.platform != "linux":
+        raise ConfigError(f"ranks are started on Linux only, and this is {sys.platform}")
+    run_id = f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(4)}"
+    control = f"ascend-moe-train-{run_id}-{secrets.token_hex(8)}"
+    own = {variables.RUN_ID: run_id, variables.CONTROL: control}
+    return Job(
+        ranks=ranks,
+        command=command_line(find_mpiexec(), ranks, rank_command),
+        environment=rank_environment(ranks, given, own),
+        deadlines=deadlines,
+        control=control,
+        run_id=run_id,
+        log_folder=None if run_dir is None else run_dir / LOG_FOLDER,
+    )
+
+
+def launch(job: Job, screen: Screen) -> Outcome:
+    """Runs a job, as `supervise` does."""
+    return supervise(job, screen)
+
+
+def shown_command(job: Job, given: Mapping[str, str] = os.environ) -> str:
+    """The command of a job as a shell would take it, with what it adds to the environment."""
+    added = {name: value for name, value in job.environment.items() if given.get(name) != value}
+    del added[variables.RUN_ID], added[variables.CONTROL]
+    words = [f"{name}={value}" for name, value in sorted(added.items())]
+    return shlex.join(["env", *words, *job.command])

@@ -1,0 +1,97 @@
+"""How ranks are started on this machine: mpiexec of the mpich wheel, its arguments and the environment. Pure."""
+
+import importlib.metadata
+import importlib.util
+import os
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ascend_moe_train.cluster import variables
+from ascend_moe_train.errors import ConfigError
+
+# More ranks on a core only wait for each other: MPI's processes spin.
+MAX_RANKS_PER_CORE = 8
+MIN_RANKS_ALLOWED = 16
+
+_PACKAGE_ROOT = Path(__file__).parents[2]
+# What an MPI that we are started under has set for us, and would mislead the one that we start; and our own.
+_FOREIGN = ("PMI_", "PMIX_", "HYDRA_", "HYDI_", "MPI_LOCAL", "OMPI_COMM_", "AMT_")
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def check_ranks(ranks: int) -> None:
+    """Raises ConfigError: a number of ranks that this machine cannot run."""
+    cores = num_cores()
+    most = max(MIN_RANKS_ALLOWED, MAX_RANKS_PER_CORE * cores)
+    if not 1 <= ranks <= most:
+        raise ConfigError(f"--ranks {ranks}: must be 1 to {most} on this machine, which has {cores} cores")
+
+
+def find_mpiexec() -> Path:
+    """The mpiexec that belongs to the running interpreter's MPI. Raises ConfigError: the extra is not installed."""
+    try:
+        files = importlib.metadata.files("mpich") or []
+    except importlib.metadata.PackageNotFoundError:
+        raise _missing("mpich") from None
+    if importlib.util.find_spec("mpi4py") is None:
+        raise _missing("mpi4py")
+    places = [Path(str(file.locate())) for file in files if file.name == "mpiexec"]
+    places.append(Path(sysconfig.get_path("scripts")) / "mpiexec")
+    found = next((place for place in places if os.access(place, os.X_OK)), None)
+    if found is None:
+        raise _missing(f"mpiexec of mpich ({places[0]})")
+    return found.resolve()
+
+
+def command_line(mpiexec: Path, ranks: int, rank_command: Sequence[str]) -> list[str]:
+    """What starts all ranks: each `rank_command` below a guard of its own.
+
+    All are on this machine, whatever a batch system or the name of the host would suggest to mpiexec.
+    """
+    guard = [*python(), "-m", "ascend_moe_train.cluster.guard"]
+    here = ["-launcher", "fork", "-rmk", "user", "-localhost", "127.0.0.1"]
+    return [str(mpiexec), *here, "-n", str(ranks), *guard, *rank_command]
+
+
+def python() -> list[str]:
+    """The running interpreter, with nothing imported from the working directory."""
+    return [sys.executable, "-P"]
+
+
+def rank_command(module: str, arguments: Sequence[str]) -> list[str]:
+    """What a rank runs: a module.
+
+    Not below mpi4py's runner, which aborts MPI at an exception: mpiexec then kills all ranks before anybody can see
+    which of them it was.
+    """
+    return [*python(), "-m", module, *arguments]
+
+
+def rank_environment(ranks: int, given: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
+    """The environment of every rank: the one given, threads that share the cores, and `extra`.
+
+    What the user has set of these stays. Threads that wait sleep: with several ranks there is always work for the core.
+    """
+    chosen = {
+        "OMP_NUM_THREADS": str(max(1, num_cores() // ranks)),
+        "OMP_WAIT_POLICY": "passive",
+        "GLOG_v": "3",
+        "PYTHONUNBUFFERED": "1",
+    }
+    kept = {name: value for name, value in given.items() if not name.startswith(_FOREIGN)}
+    environment = {**chosen, **kept, variables.RANKS: str(ranks), **extra}
+    installed = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}
+    if _PACKAGE_ROOT not in installed:
+        paths = [str(_PACKAGE_ROOT), *filter(None, [kept.get("PYTHONPATH")])]
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
+    return environment
+
+
+def _missing(what: str) -> ConfigError:
+    return ConfigError(f"{what} is not installed: ranks need the extra: pip install 'ascend-moe-train[train]'")
