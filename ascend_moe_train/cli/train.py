@@ -22,8 +22,11 @@ def command(run_yaml: Path, overrides: tuple[str, ...], as_json: bool) -> int:
         config = whole_run(run_yaml, overrides)
         from ascend_moe_train.train.json_view import JsonView
         from ascend_moe_train.train.live import LiveView
+        from ascend_moe_train.train.ranks import join
         from ascend_moe_train.train.start import start
+        from ascend_moe_train.train.view import Silent
 
+        ranks = join(config)
         table = LiveView(total_steps=config.run.steps, log_every=config.run.log_every)
-        with JsonView() if as_json else table as view:
-            return start(config, view, stop)
+        with Silent() if not ranks.is_first else JsonView() if as_json else table as view:
+            return start(config, view, stop, ranks)

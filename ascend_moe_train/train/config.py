@@ -15,11 +15,6 @@ class BatchConfig(Part):
     global_sequences: PositiveInt = 8
     micro_sequences: PositiveInt = 8
 
-    @property
-    def num_micro(self) -> int:
-        """Micro-batches per optimizer step of one data parallel rank; of several, see `parallel.mesh.num_micro`."""
-        return self.global_sequences // self.micro_sequences
-
     @model_validator(mode="after")
     def _divides(self) -> Self:
         if self.global_sequences % self.micro_sequences:

@@ -14,6 +14,7 @@ from mindspore import nn, ops
 from ascend_moe_train.data.loader import Batch
 from ascend_moe_train.model.transformer import Transformer
 from ascend_moe_train.train.config import GuardConfig
+from ascend_moe_train.train.ranks import Ranks
 from ascend_moe_train.train.state import TrainingState
 from ascend_moe_train.train.step import StepResult, batch_tensors
 
@@ -50,15 +51,17 @@ class _Probe(nn.Cell):
         return ops.concat([ops.reshape(ops.cast(ops.isfinite(x).all(), ms.float32), (1,)) for x in seen])
 
 
-def find_origin(model: Transformer, batch: Batch, result: StepResult, noise_seed: int) -> str:
+def find_origin(
+    model: Transformer, ranks: Ranks, batch: Batch, result: StepResult, noise_seed: int, num_passes: int
+) -> str:
     """Names the first tensor that is not finite: a weight, an activation of the forward pass, or a gradient.
 
-    Runs the forward pass once more, with the weights that the failed step left as they were.
+    Runs the forward pass once more, with the weights that the failed step left as they were, in `num_passes` parts of
+    the batch, as many on all ranks.
     """
-    named = model.weights()
-    for name, parameter in named:
-        if not np.isfinite(parameter.asnumpy()).all():
-            return f"weight {name}"
+    weight = next((name for name, p in model.weights() if not np.isfinite(p.asnumpy()).all()), None)
+    if (found := ranks.first_of(weight)) is not None:
+        return f"weight {found}"
     places = [
         "output of embed",
         *(f"output of layers.{i}" for i in range(len(model.layers))),
@@ -66,12 +69,14 @@ def find_origin(model: Transformer, batch: Batch, result: StepResult, noise_seed
         "logits",
     ]
     probe = _Probe(model)
-    for row in range(batch.tokens_BS.shape[0]):
-        tokens, _, segment, position = batch_tensors(batch, slice(row, row + 1))
+    size = batch.tokens_BS.shape[0] // num_passes
+    for first in range(0, size * num_passes, size):
+        tokens, _, segment, position = batch_tensors(batch, slice(first, first + size))
         flags = probe(tokens, segment, position, ms.Tensor(np.array([noise_seed], np.int32))).asnumpy()
-        if not flags.all():
-            return f"{places[int(np.argmin(flags))]} (sequence {row} of the batch)"
+        rows = f"sequence {first}" if size == 1 else f"sequences {first} to {first + size - 1}"
+        place = None if flags.all() else f"{places[int(np.argmin(flags))]} ({rows} of the batch)"
+        if (found := ranks.first_of(place)) is not None:
+            return found
     # the backward pass runs from the last tensor to the first, and carries what is not finite along
-    trained = [name for name, parameter in named if parameter.requires_grad]
-    broken = [name for name, square in zip(trained, result.square_P, strict=True) if not math.isfinite(square)]
+    broken = [name for name, square in result.squares.items() if not math.isfinite(square)]
     return f"gradient of {broken[-1]}" if broken else "loss"

@@ -25,13 +25,16 @@ class Inputs:
     start: Start | None
 
 
-def open_inputs(config: RunConfig) -> Inputs:
-    """What a run reads. Raises DataError or CheckpointError for one of these that cannot be used."""
+def open_inputs(config: RunConfig, dp_rank: int = 0, dp_size: int = 1) -> Inputs:
+    """What one rank of a run reads. Raises DataError or CheckpointError for one of these that cannot be used."""
     train = TrainLoader(
         config.data,
         vocab_size=config.model.vocab_size,
         seed=config.run.seed,
         global_sequences=config.batch.global_sequences,
+        dp_rank=dp_rank,
+        dp_size=dp_size,
+        micro_sequences=config.batch.micro_sequences,
     )
     valid = None
     if config.data.valid:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from ascend_moe_train.checkpoint.saving import Writer
 from ascend_moe_train.checkpoint.writer import AsyncWriter
 from ascend_moe_train.config import RunConfig, dump_yaml
 from ascend_moe_train.data.tokenizer import Tokenizer
@@ -16,7 +17,8 @@ from ascend_moe_train.train.generate import TOKENIZER, Generator, Sampling, text
 from ascend_moe_train.train.inputs import Inputs
 from ascend_moe_train.train.metrics import JsonlWriter, Record, replace_file
 from ascend_moe_train.train.peak import measured_cpu_peak_flops_per_s
-from ascend_moe_train.train.persist import checkpoint_meta, collect
+from ascend_moe_train.train.persist import checkpoint_meta
+from ascend_moe_train.train.ranks import Ranks
 from ascend_moe_train.train.report import write_report
 from ascend_moe_train.train.run_info import RunInfo, processor, read_run_info, versions, write_run_info
 from ascend_moe_train.train.stop import StopRequest
@@ -27,18 +29,19 @@ from ascend_moe_train.train.view import View
 MEASURED = "fp32 matrix product measured at the start"
 
 
-def train(config: RunConfig, inputs: Inputs, view: View, stop: StopRequest) -> int:
-    """Trains until the last step, or until `stop` asks for an end; continues from the run's newest checkpoint.
+def train(config: RunConfig, inputs: Inputs, view: View, stop: StopRequest, ranks: Ranks) -> int:
+    """Trains until the last step, or until `stop` asks any rank for an end; continues from the run's newest checkpoint.
 
-    Returns the exit code: 0, or 128 plus the number of the signal. Raises UserError subclasses.
+    The first rank alone tells the view and writes what is not a checkpoint. Returns the exit code: 0, or 128 plus the
+    number of the signal. Raises UserError subclasses.
     """
     run_dir = Path(config.run.dir)
-    trainer = Trainer(config, inputs.train, view.note, inputs.start)
-    first_step = trainer.state.step + 1
-    peak, source = _peak(config, trainer.device, run_dir)
-    with _records(config, run_dir, first_step, view) as record, _saver(trainer) as saver:
-        _write_facts(config, inputs, run_dir, peak, source)
-        view.note(f"{trainer.device} device, {trainer.kernels.name} kernels, {_what_is_next(trainer)}")
+    trainer = Trainer(config, inputs.train, view.note, ranks, inputs.start)
+    peak, source = _peak(config, trainer.device, run_dir, ranks)
+    with _records(config, run_dir, trainer, view) as record, _saver(trainer) as saver:
+        if ranks.is_first:
+            _write_facts(config, inputs, run_dir, peak, source)
+        view.note(f"{_where(trainer)}, {_what_is_next(trainer)}")
         if config.lora is not None:
             view.note(_what_is_trained(config.model, config.lora))
         evaluate = _evaluation(trainer, inputs, record)
@@ -53,10 +56,25 @@ def train(config: RunConfig, inputs: Inputs, view: View, stop: StopRequest) -> i
             saver.save()
             raise
         saver.save()
-    if config.run.sample_prompt is not None and trainer.state.step == config.run.steps:
-        view.note("sample: " + _write_sample(trainer, inputs.tokenizer, config.run.sample_prompt, run_dir))
-    view.note(f"report: {write_report(run_dir)}")
+    if ranks.is_first:
+        _write_results(trainer, inputs, run_dir, view)
+    ranks.progress.phase("done", trainer.state.step)
     return _exit_code(trainer, stop, view)
+
+
+def _where(trainer: Trainer) -> str:
+    ranks = f"{trainer.ranks.mesh.world_size} ranks, " if trainer.ranks.mesh.world_size > 1 else ""
+    return f"{ranks}{trainer.device} device, {trainer.kernels.name} kernels"
+
+
+def _write_results(trainer: Trainer, inputs: Inputs, run_dir: Path, view: View) -> None:
+    prompt = trainer.config.run.sample_prompt
+    if prompt is not None and trainer.is_done:
+        if trainer.ranks.mesh.world_size == 1:
+            view.note("sample: " + _write_sample(trainer, inputs.tokenizer, prompt, run_dir))
+        else:
+            view.note(f"no rank has the whole model for a sample: amt generate {run_dir} writes one")
+    view.note(f"report: {write_report(run_dir)}")
 
 
 def _what_is_next(trainer: Trainer) -> str:
@@ -84,12 +102,13 @@ def _write_sample(trainer: Trainer, tokenizer: Tokenizer, prompt: str, run_dir: 
     return text
 
 
-def _peak(config: RunConfig, device: str, run_dir: Path) -> tuple[float | None, str]:
+def _peak(config: RunConfig, device: str, run_dir: Path, ranks: Ranks) -> tuple[float | None, str]:
+    """Of all ranks together."""
     if config.run.peak_flops_per_s is not None:
-        return config.run.peak_flops_per_s, "run.peak_flops_per_s"
+        return config.run.peak_flops_per_s * ranks.mesh.world_size, "run.peak_flops_per_s"
     if device != "cpu":
         return None, "unknown: set run.peak_flops_per_s"
-    before, peak = read_run_info(run_dir), measured_cpu_peak_flops_per_s()
+    before, peak = read_run_info(run_dir), ranks.sum_of_all(measured_cpu_peak_flops_per_s())
     # a start on a busy machine measures less than the machine can do
     if before is not None and before.peak_source == MEASURED and before.versions.get("processor") == processor():
         peak = max(peak, before.peak_flops_per_s or 0.0)
@@ -113,8 +132,12 @@ def _write_facts(config: RunConfig, inputs: Inputs, run_dir: Path, peak: float |
 
 
 @contextmanager
-def _records(config: RunConfig, run_dir: Path, first_step: int, view: View) -> Iterator[Callable[[Record], None]]:
-    """Where records go: the screen, metrics.jsonl, TensorBoard."""
+def _records(config: RunConfig, run_dir: Path, trainer: Trainer, view: View) -> Iterator[Callable[[Record], None]]:
+    """Where records go: the screen, metrics.jsonl, TensorBoard; those of other ranks than the first, nowhere."""
+    if not trainer.ranks.is_first:
+        yield lambda item: None
+        return
+    first_step = trainer.state.step + 1
     with ExitStack() as stack:
         writers: list[JsonlWriter | TensorBoardWriter] = [
             stack.enter_context(JsonlWriter(run_dir / "metrics.jsonl", first_step=first_step))
@@ -135,10 +158,11 @@ def _evaluation(trainer: Trainer, inputs: Inputs, record: Callable[[Record], Non
     run = trainer.config.run
     if inputs.valid is None:
         return lambda step: None
-    evaluate = Evaluator(trainer.model, inputs.valid)
+    evaluate = Evaluator(trainer.model, inputs.valid, trainer.ranks)
 
     def after_step(step: int) -> None:
         if step % run.eval_every == 0 or step == run.steps:
+            trainer.ranks.progress.phase("evaluating", step)
             record(evaluate(step))
 
     return after_step
@@ -161,9 +185,11 @@ class _Saver:
         trainer = self._trainer
         if trainer.state.step == self._saved_step:
             return
-        tensors = collect(trainer.config, trainer.model, trainer.optimizer)
-        meta = checkpoint_meta(trainer.config, trainer.state, trainer.origin)
-        self._writer.submit(trainer.checkpoints, trainer.state.step, tensors, meta)
+        trainer.ranks.progress.phase("saving", trainer.state.step)
+        meta = checkpoint_meta(trainer.config, trainer.state, trainer.origin, trainer.ranks)
+        self._writer.prepare(trainer.checkpoints, trainer.state.step)
+        trainer.ranks.wait_for_all()
+        self._writer.submit_part(trainer.checkpoints, trainer.state.step, trainer.tensors.portions(), meta)
         self._saved_step = trainer.state.step
         if not trainer.config.checkpoint.asynchronous:
             self._writer.wait()
@@ -171,5 +197,8 @@ class _Saver:
 
 @contextmanager
 def _saver(trainer: Trainer) -> Iterator[_Saver]:
-    with AsyncWriter(keep=trainer.config.checkpoint.keep) as writer:
+    ranks = trainer.ranks
+    deadline_s = trainer.config.parallel.deadlines.save_s
+    part = Writer(index=ranks.comm.rank, count=ranks.mesh.world_size, deadline_s=deadline_s)
+    with AsyncWriter(keep=trainer.config.checkpoint.keep, writer=part) as writer:
         yield _Saver(trainer, writer)

@@ -1,14 +1,17 @@
 """Training state to checkpoints and back: which tensors, under which names, and whether they fit the run."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_moe_train.checkpoint import store
+from ascend_moe_train.checkpoint import folders, reshard, store
 from ascend_moe_train.checkpoint.converted import ADAPTERS, MODEL, flat
+from ascend_moe_train.checkpoint.layout import Manifest
+from ascend_moe_train.checkpoint.portion import Portion
 from ascend_moe_train.checkpoint.starting import (
     STARTED_FROM,
     Start,
@@ -18,9 +21,13 @@ from ascend_moe_train.checkpoint.starting import (
 )
 from ascend_moe_train.config import RunConfig, run_to_dict
 from ascend_moe_train.errors import CheckpointError
-from ascend_moe_train.model.lora import apply_lora
+from ascend_moe_train.model.layers import initial_value
 from ascend_moe_train.model.transformer import Transformer
 from ascend_moe_train.optim.adamw import AdamW
+from ascend_moe_train.parallel.shards import Placement, take
+from ascend_moe_train.parallel.zero import Sharded
+from ascend_moe_train.train.held import Held, renamed
+from ascend_moe_train.train.ranks import Ranks
 from ascend_moe_train.train.session import copy_into
 from ascend_moe_train.train.state import TrainingState
 
@@ -30,38 +37,85 @@ FIXED = ("model", "lora", "data.train", "data.seq_len", "data.reset_attention", 
     "run.precision")  # fmt: skip
 
 
-def first_weights(config: RunConfig, model: Transformer, start: Start | None) -> None:
-    """Fills the model from where the run starts, else at random; then puts its adapters in.
+class Tensors:
+    """The tensors of a run, as far as this rank holds them: weights, buffers, moments."""
 
-    Raises CheckpointError: the checkpoint to start from is damaged.
-    """
-    if start is None:
-        model.initialize(config.run.seed)
-    else:
-        parameters = dict([*model.weights(), *model.buffers()])
-        for name, value in read_weights(start, parameters):
-            copy_into(parameters[name], value)
-    if config.lora is not None:
-        apply_lora(model, config.model, config.lora, config.run.seed)
+    def __init__(
+        self, config: RunConfig, placed: Mapping[str, Placement], model: Transformer, sharded: Sharded, optimizer: AdamW
+    ) -> None:
+        self._config, self._placed, self._sharded = config, placed, sharded
+        trained = [
+            Held(name=o.name, parameter=o.parameter, placement=placed[o.name], start=o.start, stop=o.stop)
+            for o in sharded.owned
+        ]
+        buffers = [
+            Held(name=name, parameter=p, placement=placed[name], start=0, stop=placed[name].local_size)
+            for name, p in model.buffers()
+        ]
+        kept = list(renamed(ADAPTERS, trained) if config.lora is not None else renamed(MODEL, [*trained, *buffers]))
+        for prefix, moments in ((FIRST, optimizer.first), (SECOND, optimizer.second)):
+            kept += [each.like(prefix + each.name, p) for each, p in zip(trained, moments, strict=True)]
+        self._kept = {each.name: each for each in kept}
+        self._buffers = {each.name: each for each in buffers}
+
+    def fill_first(self, start: Start | None, given: Mapping[str, NDArray[Any]]) -> None:
+        """Fills the weights with those `given`, else from where the run starts, else at random.
+
+        Raises CheckpointError: the checkpoint to start from is damaged.
+        """
+        names = [name for name, placement in self._placed.items() if name not in given and placement.local_size]
+        if start is not None:
+            values: Iterable[tuple[str, NDArray[Any]]] = read_weights(start, names)
+        else:
+            values = ((name, self._at_random(name)) for name in names)
+        for name, value in (*given.items(), *values):
+            local = take(value, self._placed[name])
+            if name in self._buffers:
+                copy_into(self._buffers[name].parameter, local)
+            else:
+                self._sharded.fill(name, local)
+
+    def _at_random(self, name: str) -> NDArray[np.float32]:
+        model, seed = self._config.model, self._config.run.seed
+        shape = self._placed[name].shape
+        return initial_value(name, shape, std=model.init_std, num_layers=model.num_layers, seed=seed)
+
+    def portions(self) -> dict[str, Portion]:
+        """Copies of what this rank writes of all weights and buffers (of a run with adapters: of these alone) and of
+        all moments, by name."""
+        return {name: each.portion() for name, each in self._kept.items()}
+
+    def check(self, manifest: Manifest, path: Path) -> None:
+        """Raises CheckpointError naming a tensor that is missing, or not of its shape and fp32."""
+        for name, each in self._kept.items():
+            entry = manifest.tensors.get(name)
+            if entry is None:
+                raise CheckpointError(f"{path}: tensor {name!r} is missing")
+            if entry.dtype != "F32" or entry.shape != each.placement.shape:
+                raise CheckpointError(
+                    f"{path}: tensor {name!r} is {entry.dtype} {list(entry.shape)}, the model needs F32 "
+                    f"{list(each.placement.shape)}"
+                )
+
+    def read(self, manifest: Manifest, path: Path) -> dict[str, list[NDArray[Any]]]:
+        """This rank's parts of a checkpoint of any layout, verified. Raises CheckpointError: damaged."""
+        return reshard.read_boxes(path, manifest, {name: each.boxes for name, each in self._kept.items()})
+
+    def fill(self, found: Mapping[str, list[NDArray[Any]]]) -> None:
+        """Takes over what `read` found."""
+        for name, arrays in found.items():
+            self._kept[name].fill_from_boxes(arrays)
+        self._sharded.refill()
 
 
-def trained(model: Transformer) -> list[tuple[str, Any]]:
-    """The weights that have a gradient: with adapters these alone."""
-    return [(name, parameter) for name, parameter in model.weights() if parameter.requires_grad]
-
-
-def collect(config: RunConfig, model: Transformer, optimizer: AdamW) -> dict[str, NDArray[np.float32]]:
-    """Copies of all weights and buffers (of a run with adapters: of these alone) and of all moments by name."""
-    tensors = dict(_kept(config, model)) | dict(_moments(optimizer))
-    # asnumpy is the parameter's own memory, which later steps change
-    return {name: np.array(p.asnumpy(), copy=True) for name, p in tensors.items()}
-
-
-def checkpoint_meta(config: RunConfig, state: TrainingState, origin: StartedFrom | None) -> dict[str, Any]:
+def checkpoint_meta(
+    config: RunConfig, state: TrainingState, origin: StartedFrom | None, ranks: Ranks
+) -> dict[str, Any]:
     """The JSON part of a checkpoint."""
     return {
         "config": run_to_dict(config),
         "state": state.model_dump(mode="json"),
+        "layout": asdict(ranks.mesh),
         STARTED_FROM: None if origin is None else origin.model_dump(),
     }
 
@@ -69,73 +123,61 @@ def checkpoint_meta(config: RunConfig, state: TrainingState, origin: StartedFrom
 def restore(
     root: Path,
     config: RunConfig,
-    model: Transformer,
-    optimizer: AdamW,
+    tensors: Tensors,
+    ranks: Ranks,
     start: Start | None,
     note: Callable[[str], None],
 ) -> tuple[TrainingState, StartedFrom | None]:
-    """Fills model and optimizer from the newest good checkpoint; a fresh state when there is none.
+    """Fills the tensors from the newest checkpoint that all ranks can read; a fresh state when there is none.
 
     Returns the state, and where the run's first weights were from. Raises CheckpointError: the checkpoints are damaged,
     or of a run that this configuration cannot continue.
     """
     here = None if start is None else start.record
-    found = store.load_newest(root, note)
-    if found is None:
-        if here is not None:
-            note(f"starting from {here.path}")
-        return TrainingState(), here
-    checkpoint, tensors = found
-    _check_same_run(checkpoint, config, note)
-    origin = started_from(checkpoint.meta, checkpoint.path)
+    candidates = [root / name for name in ranks.of_first([path.name for path in folders.candidates(root)])]
+    for path in candidates:
+        try:
+            manifest: Manifest | None = store.read_manifest(path)
+            problem = None
+        except CheckpointError as error:
+            manifest, problem = None, str(error)
+        if manifest is not None:
+            origin = _check_same_run(manifest, path, config, here, note)
+            tensors.check(manifest, path)
+            try:
+                found = tensors.read(manifest, path)
+            except CheckpointError as error:
+                problem = str(error)
+        if (problem := ranks.first_of(problem)) is not None:
+            note(f"checkpoint {path.name} skipped: {problem}")
+            continue
+        assert manifest is not None
+        tensors.fill(found)
+        note(f"continuing from {path}")
+        return TrainingState.from_meta(manifest.meta, manifest.step, str(path)), here or origin
+    if candidates:
+        raise CheckpointError(f"{root}: none of {len(candidates)} checkpoints can be read; move them away to restart")
+    if here is not None:
+        note(f"starting from {here.path}")
+    return TrainingState(), here
+
+
+def _check_same_run(
+    manifest: Manifest, path: Path, config: RunConfig, here: StartedFrom | None, note: Callable[[str], None]
+) -> StartedFrom | None:
+    """Where the run's first weights were from. Raises CheckpointError: this configuration cannot continue it."""
+    _check_config(manifest.meta, path, config, note)
+    origin = started_from(manifest.meta, path)
     if here is not None and (origin is None or origin.weights_sha256 != here.weights_sha256):
         then = "random weights" if origin is None else f"the weights that {origin.path} had then"
-        raise CheckpointError(f"{checkpoint.path} adapts {then}, run.init_from {config.run.init_from} has others")
-    fill(_kept(config, model), tensors, checkpoint.path)
-    fill(_moments(optimizer), tensors, checkpoint.path)
-    note(f"continuing from {checkpoint.path}")
-    return TrainingState.from_meta(checkpoint.meta, checkpoint.step, str(checkpoint.path)), here or origin
+        raise CheckpointError(f"{path} adapts {then}, run.init_from {config.run.init_from} has others")
+    return origin
 
 
-def _kept(config: RunConfig, model: Transformer) -> list[tuple[str, Any]]:
-    """What of the model is in a checkpoint, under its name there."""
-    if config.lora is not None:
-        return _named(ADAPTERS, trained(model))
-    return _named(MODEL, [*model.weights(), *model.buffers()])
-
-
-def _named(prefix: str, weights: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    return [(prefix + name, parameter) for name, parameter in weights]
-
-
-def _moments(optimizer: AdamW) -> list[tuple[str, Any]]:
-    first = zip(optimizer.names, optimizer.first, strict=True)
-    second = zip(optimizer.names, optimizer.second, strict=True)
-    return _named(FIRST, first) + _named(SECOND, second)
-
-
-def fill(weights: Iterable[tuple[str, Any]], tensors: Mapping[str, NDArray[np.float32]], path: Path) -> None:
-    """Copies tensors into parameters by name. Raises CheckpointError naming a tensor that is missing or misshapen."""
-    for name, parameter in weights:
-        check_tensor(tensors, name, tuple(parameter.shape), path)
-        copy_into(parameter, tensors[name])
-
-
-def check_tensor(tensors: Mapping[str, NDArray[np.float32]], name: str, shape: tuple[int, ...], path: Path) -> None:
-    """Raises CheckpointError when a tensor is not there, or not of this shape and fp32."""
-    if name not in tensors:
-        raise CheckpointError(f"{path}: tensor {name!r} is missing")
-    value = tensors[name]
-    if value.shape != shape or value.dtype != np.float32:
-        raise CheckpointError(
-            f"{path}: tensor {name!r} is {value.dtype} {list(value.shape)}, the model needs float32 {list(shape)}"
-        )
-
-
-def _check_same_run(checkpoint: store.Checkpoint, config: RunConfig, note: Callable[[str], None]) -> None:
-    then = checkpoint.meta.get("config")
+def _check_config(meta: Mapping[str, Any], path: Path, config: RunConfig, note: Callable[[str], None]) -> None:
+    then = meta.get("config")
     if not isinstance(then, dict):
-        raise CheckpointError(f"{checkpoint.path}: manifest.json: meta.config is missing")
+        raise CheckpointError(f"{path}: manifest.json: meta.config is missing")
     before, now = flat(then), flat(run_to_dict(config))
     # adapters must find the weights that they adapt, wherever these are now: a checksum tells
     fixed_keys = FIXED if config.lora is not None else (*FIXED, "run.init_from")
@@ -143,7 +185,7 @@ def _check_same_run(checkpoint: store.Checkpoint, config: RunConfig, note: Calla
     for key in changed:
         if any(key == fixed or key.startswith(fixed + ".") for fixed in fixed_keys):
             raise CheckpointError(
-                f"{checkpoint.path} was written with {key} = {before.get(key)}, this run has {now.get(key)}: "
+                f"{path} was written with {key} = {before.get(key)}, this run has {now.get(key)}: "
                 "set it back, or choose another run.dir"
             )
     if changed:

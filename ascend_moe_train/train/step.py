@@ -24,7 +24,7 @@ Tensor = Any
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
     """What one step measured. `loss` is the cross entropy, `mtp_loss` that of multi-token prediction, `total_loss` has
-    the router's terms too; all are means over the step. `square_P` are squared gradient norms per parameter."""
+    the router's terms too; all are means over the step. `squares` are squared gradient norms by name."""
 
     loss: float
     mtp_loss: float
@@ -35,7 +35,7 @@ class StepResult:
     applied: bool
     num_dropped: int
     counts_LE: NDArray[np.int64]
-    square_P: NDArray[np.float64]
+    squares: dict[str, float]
 
 
 class _Gradients(nn.Cell):
@@ -56,7 +56,8 @@ class _Gradients(nn.Cell):
 
     def construct(self, scale: Tensor, *inputs: Tensor) -> Any:
         results, grads = self.run(scale, *inputs)
-        return results[1], results[2], grads
+        # what happens to gradients waits for what only the figures need
+        return results[1], results[2], ops.depend(grads, results)
 
 
 class _Update(nn.Cell):
@@ -68,7 +69,7 @@ class _Update(nn.Cell):
 
     def construct(self, grads: tuple[Tensor, ...], figures: Tensor, control: Tensor) -> Any:
         grads = self.reduction.of_step(grads)
-        square_P = ops.concat([self.optimizer.kernels.square_sum(g) for g in grads])
+        square_P = ops.concat([self.optimizer.kernels.square_sum(g) for g in self.reduction.counted(grads)])
         figures, square_P = self.reduction.across(figures, square_P)
         total = self.model.total_loss(figures[0:1], figures[1:2], figures[2:3], figures[3:4])
         norm, applied = self.optimizer(grads, ops.sum(square_P).reshape((1,)), total, control)
@@ -117,8 +118,9 @@ class _UpdateFromSums(nn.Cell):
 class TrainStep:
     """Runs one optimizer step over `num_micro` micro-batches.
 
-    `differentiated` are what gradients are taken of, `summed` what the sums of several micro-batches look like; both
-    are the optimizer's weights unless a reduction says otherwise. `total_of` adds a count up over all that train.
+    `differentiated` are what gradients are taken of, `summed` what the sums of several micro-batches look like, `names`
+    whose squares there are; all are the optimizer's weights unless a reduction says otherwise. `total_of` adds a count
+    up over all that train.
     """
 
     def __init__(
@@ -130,8 +132,10 @@ class TrainStep:
         reduction: Reduction | None = None,
         differentiated: Sequence[Any] | None = None,
         summed: Sequence[Any] | None = None,
+        names: Sequence[str] | None = None,
         total_of: Callable[[int], int] = int,
     ) -> None:
+        self._names = names or optimizer.names
         self.num_micro, self._total_of = num_micro, total_of
         self._num_moe_layers = model.num_moe_layers
         rate = model.balance_bias_rate if model.buffers() else None
@@ -184,7 +188,7 @@ class TrainStep:
             num_dropped=int(figures[4]),
             # a graph has no empty tensors: a dense model hands out one row that means nothing
             counts_LE=counts_LE.astype(np.int64)[: self._num_moe_layers],
-            square_P=square_P.astype(np.float64),
+            squares={name: float(square) for name, square in zip(self._names, square_P, strict=True)},
         )
 
 

@@ -14,12 +14,17 @@ from ascend_moe_train.config import RunConfig
 from ascend_moe_train.data.loader import TrainLoader
 from ascend_moe_train.errors import TrainingError
 from ascend_moe_train.model.adapters import run_flops_per_token
+from ascend_moe_train.model.lora import apply_lora
 from ascend_moe_train.optim.adamw import AdamW, step_factors
 from ascend_moe_train.optim.lr import learning_rate
 from ascend_moe_train.optim.scaling import LossScale
+from ascend_moe_train.parallel.apply import parallelize, placed_by
+from ascend_moe_train.parallel.host_ops import HostOps
+from ascend_moe_train.parallel.mesh import num_micro
 from ascend_moe_train.train.guard import find_origin, remember_loss, spike_limit
 from ascend_moe_train.train.metrics import Smoother, StepMeter, StepRecord
-from ascend_moe_train.train.persist import first_weights, restore, trained
+from ascend_moe_train.train.persist import Tensors, restore
+from ascend_moe_train.train.ranks import Ranks
 from ascend_moe_train.train.session import build_model
 from ascend_moe_train.train.state import TrainingState
 from ascend_moe_train.train.step import StepResult, TrainStep
@@ -35,25 +40,46 @@ class StepInfo:
 
 
 class Trainer:
-    """Builds a run and steps it. `state` always describes the last finished step; `start` is that of `Inputs`.
+    """Builds one rank's part of a run and steps it. `state` always describes the last finished step, and is the same on
+    every rank; `start` is that of `Inputs`.
 
     Raises UserError subclasses for checkpoints and devices that cannot be used.
     """
 
     def __init__(
-        self, config: RunConfig, loader: TrainLoader, note: Callable[[str], None], start: Start | None = None
+        self,
+        config: RunConfig,
+        loader: TrainLoader,
+        note: Callable[[str], None],
+        ranks: Ranks,
+        start: Start | None = None,
     ) -> None:
-        self.config = config
-        self.loader = loader
+        self.config, self.loader, self.ranks = config, loader, ranks
         self.model, self.kernels, self.device = build_model(config)
-        first_weights(config, self.model, start)
-        self.optimizer = AdamW(trained(self.model), config.optim, self.kernels)
+        given = {}
+        if config.lora is not None:
+            apply_lora(self.model, config.model, config.lora, config.run.seed)
+            given = {name: p.asnumpy().copy() for name, p in self.model.weights() if p.requires_grad}
+        self.sharded = parallelize(self.model, ranks.mesh, config, HostOps(ranks.comm))
+        self.optimizer = AdamW(self.sharded.weights, config.optim, self.kernels, self.sharded.num_dims)
+        placed = placed_by(config, ranks.mesh, ranks.comm.rank)
+        self.tensors = Tensors(config, placed, self.model, self.sharded, self.optimizer)
+        self.tensors.fill_first(start, given)
         self.checkpoints = Path(config.run.dir) / CHECKPOINTS
-        found = restore(self.checkpoints, config, self.model, self.optimizer, start, note)
-        self.state, self.origin = found
+        self.state, self.origin = restore(self.checkpoints, config, self.tensors, ranks, start, note)
         if self.state.step == 0:
             self.state = self.state.model_copy(update={"loss_scale": LossScale(scale=self._first_scale())})
-        self._step = TrainStep(self.model, self.optimizer, config.batch.num_micro)
+        self._step = TrainStep(
+            self.model,
+            self.optimizer,
+            num_micro(config.batch, ranks.mesh),
+            reduction=self.sharded.reduction,
+            differentiated=self.sharded.differentiated,
+            summed=self.sharded.summed,
+            names=self.sharded.names,
+            total_of=lambda count: int(ranks.total([count])[0]),
+        )
+        self._has_run = False
 
     @property
     def is_done(self) -> bool:
@@ -65,8 +91,10 @@ class Trainer:
 
         Raises TrainingError: too many non-finite steps in a row; the message names step and tensor.
         """
-        while not self.is_done and not stop.is_made():
+        while not self.is_done and not self._is_asked_to_stop(stop):
+            self.ranks.progress.phase("step" if self._has_run else "compile", self.state.step + 1)
             yield self._one_step(meter)
+            self._has_run = True
 
     def meter(self, peak_flops_per_s: float | None) -> StepMeter:
         """A meter that goes on with the smoothed loss of the state."""
@@ -76,6 +104,11 @@ class Trainer:
             peak_flops_per_s=peak_flops_per_s,
             smoother=Smoother(total=self.state.smooth_total, weight=self.state.smooth_weight),
         )
+
+    def _is_asked_to_stop(self, stop: StopRequest) -> bool:
+        """Whether any rank is: all of them stop after the same step."""
+        stop.signal_number = self.ranks.largest(stop.signal_number or 0 if stop.is_made() else 0) or None
+        return stop.signal_number is not None
 
     def _first_scale(self) -> float:
         return self.config.loss_scale.init if self._scales_loss else 1.0
@@ -94,13 +127,16 @@ class Trainer:
         factors = step_factors(config.optim, lr, state.updates + 1)
         noise_seed = (config.run.seed * 1_000_003 + state.step) % 2**31
         result = self._step(batch, noise_seed, np.array([*factors, state.loss_scale.scale, highest]))
-        tokens = batch.tokens_BS.size
+        tokens = batch.tokens_BS.size * self.ranks.data.size
         self.state, warning = self._advance(result, limit, tokens)
         if self.state.bad_in_row >= config.guard.max_bad_steps:
             last = f"the last with loss {result.loss:.6g} and gradient norm {result.grad_norm:.6g}"
             why = f"loss limit {limit:.6g}"
             if not _is_finite(result):
-                why = f"first not finite: {find_origin(self.model, batch, result, noise_seed)}"
+                # of a single rank sequence by sequence; several need equally many tokens, which tp cuts
+                passes = len(batch.tokens_BS) if self.ranks.mesh.world_size == 1 else self._step.num_micro
+                origin = find_origin(self.model, self.ranks, batch, result, noise_seed, passes)
+                why = f"first not finite: {origin}"
             raise TrainingError(
                 f"stopped at step {self.state.step}: {self.state.bad_in_row} steps in a row were skipped, {last}; {why}"
             )

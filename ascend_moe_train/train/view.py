@@ -1,6 +1,7 @@
 """What a run tells its user through. Pure."""
 
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
 from ascend_moe_train.train.metrics import Record
 
@@ -13,3 +14,21 @@ class View(Protocol):
 
     def note(self, message: str) -> None:
         """Takes in whatever else has to be said, in one line."""
+
+
+class Silent:
+    """The view of every rank but the first."""
+
+    def show(self, record: Record) -> None:
+        """Nothing."""
+
+    def note(self, message: str) -> None:
+        """Nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass

@@ -54,7 +54,7 @@ MAY_IMPORT = {
     "checkpoint": {"pure", "model", "checkpoint"},
     "parallel": {"pure", "model", "optim", "parallel"},
     "cluster": {"pure", "cluster"},
-    "train": {"pure", "model", "data", "optim", "checkpoint", "parallel", "train"},
+    "train": {"pure", "model", "data", "optim", "checkpoint", "parallel", "cluster", "train"},
     "cli": {"pure", "model", "data", "optim", "checkpoint", "parallel", "cluster", "train", "cli"},
 }
 

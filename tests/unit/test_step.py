@@ -133,7 +133,7 @@ def test_a_step_equals_the_oracles(name: str, num_micro: int, scale: float) -> N
     assert result.loss == pytest.approx(loss, rel=TOLERANCE)
     assert result.grad_norm == pytest.approx(norm, rel=TOLERANCE)
     squares = [float((grads[name] ** 2).sum()) for name, _ in made.model.weights()]
-    np.testing.assert_allclose(result.square_P, squares, rtol=TOLERANCE)
+    np.testing.assert_allclose(list(result.squares.values()), squares, rtol=TOLERANCE)
     found = made.state()
     for weight, grad in clipped.items():
         start = Moments(first=np.zeros(grad.shape), second=np.zeros(grad.shape))

@@ -5,7 +5,7 @@ import json
 import math
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,14 @@ import pytest
 from numpy.typing import NDArray
 
 from ascend_moe_train.checkpoint import store
+from ascend_moe_train.checkpoint.portion import Portion
 from ascend_moe_train.cli.main import main
 from ascend_moe_train.config import RunConfig, load_run
 from ascend_moe_train.errors import TrainingError, UserError
 from ascend_moe_train.optim.lr import learning_rate
 from ascend_moe_train.train.inputs import open_inputs
 from ascend_moe_train.train.metrics import StepRecord, read_records
-from ascend_moe_train.train.persist import collect
+from ascend_moe_train.train.ranks import alone
 from ascend_moe_train.train.run_info import read_run_info
 from ascend_moe_train.train.session import copy_into
 from ascend_moe_train.train.stop import StopRequest
@@ -198,7 +199,7 @@ class Watched:
     """A trainer after ten steps, whose weights can be spoilt and which can be set back to there."""
 
     def __init__(self, config: RunConfig) -> None:
-        self.trainer = Trainer(config, open_inputs(config).train, lambda message: None)
+        self.trainer = Trainer(config, open_inputs(config).train, lambda message: None, alone(config))
         self._meter = self.trainer.meter(None)
         self.losses = [info.record.loss for info in islice(self.steps(), 10)]
         self._state = self.trainer.state
@@ -289,14 +290,18 @@ def test_two_bad_steps_are_reported_and_forgotten_after_a_good_one(watched: Watc
     assert math.isfinite(watched.trainer.state.smooth_total)
 
 
+def contents(portions: Mapping[str, Portion]) -> dict[str, list[bytes]]:
+    return {name: [piece.array.tobytes() for piece in portion.pieces] for name, portion in portions.items()}
+
+
 def test_what_is_handed_to_the_writer_does_not_change_under_later_steps(watched: Watched) -> None:
     trainer = watched.trainer
-    tensors = collect(trainer.config, trainer.model, trainer.optimizer)
-    before = {name: value.tobytes() for name, value in tensors.items()}
+    handed_over = trainer.tensors.portions()
+    before = contents(handed_over)
     next(watched.steps())
-    assert {name: value.tobytes() for name, value in tensors.items()} == before
-    after = collect(trainer.config, trainer.model, trainer.optimizer)
-    assert all(value.tobytes() != before[name] for name, value in after.items())
+    assert contents(handed_over) == before
+    after = contents(trainer.tensors.portions())
+    assert all(value != before[name] for name, value in after.items())
 
 
 def test_a_checkpoint_of_nothing_is_not_written(built: Watched) -> None:

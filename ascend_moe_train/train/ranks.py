@@ -1,0 +1,83 @@
+"""This process among those that train a run together. Pure: MPI is imported by processes that were launched with it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ascend_moe_train.cluster.rank import Progress, progress, run_id
+from ascend_moe_train.config import RunConfig
+from ascend_moe_train.errors import ConfigError
+from ascend_moe_train.parallel.agree import broadcast_json, exchange_json
+from ascend_moe_train.parallel.comm import Comm, Group, LocalComm
+from ascend_moe_train.parallel.mesh import Mesh, mesh_of
+from ascend_moe_train.parallel.watched import WatchedComm
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """All ranks, and this one's place among them. What its methods return is the same on every rank; all call them."""
+
+    comm: Comm
+    mesh: Mesh
+    data: Group
+    """The ranks that train on other sequences at the same time, one for each part of a step's batch."""
+    progress: Progress
+    """Where this rank says what it is at."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank writes what a run writes once, and talks to the user."""
+        return self.comm.rank == 0
+
+    def wait_for_all(self) -> None:
+        """Returns once all ranks have come here."""
+        self.comm.barrier(self.comm.world)
+
+    def total(self, values: list[float]) -> list[float]:
+        """Sums over the ranks with sequences of their own."""
+        return [float(x) for x in self.comm.all_reduce(self.data, np.array(values, np.float64))]
+
+    def sum_of_all(self, value: float) -> float:
+        """The sum over all ranks."""
+        return float(self.comm.all_reduce(self.comm.world, np.array([value], np.float64))[0])
+
+    def largest(self, value: int) -> int:
+        """The largest of all ranks."""
+        return int(self.comm.all_reduce(self.comm.world, np.array([value], np.int64), "max")[0])
+
+    def first_of(self, value: str | None) -> str | None:
+        """The value of the lowest rank that has one."""
+        return next((each for each in exchange_json(self.comm, value) if each is not None), None)
+
+    def of_first(self, value: Any) -> Any:
+        """The first rank's value; JSON only. The others' are not looked at."""
+        return broadcast_json(self.comm, value)
+
+
+def alone(config: RunConfig) -> Ranks:
+    """The only rank of a run. Raises ConfigError for a run that needs several."""
+    return _ranks(config, LocalComm())
+
+
+def join(config: RunConfig) -> Ranks:
+    """Meets the other ranks, if `amt launch` started this process with some. Raises ConfigError: they do not fit."""
+    if run_id() is None:
+        return alone(config)
+    from ascend_moe_train.parallel.mpi import MpiComm
+
+    def on_call(verb: str, group_name: str, number: int, done: bool) -> None:
+        if done:
+            progress().leave()
+        else:
+            progress().enter(verb, group_name, number)
+
+    return _ranks(config, WatchedComm(MpiComm(), on_call))
+
+
+def _ranks(config: RunConfig, comm: Comm) -> Ranks:
+    for axis in ("pp", "cp"):
+        if (size := getattr(config.parallel, axis)) > 1:
+            raise ConfigError(f"parallel.{axis} {size}: amt mesh lays it out, training has 1 only so far")
+    mesh = mesh_of(config, comm.world.size)
+    return Ranks(comm=comm, mesh=mesh, data=comm.split("dp", mesh.groups(("dp",))), progress=progress())

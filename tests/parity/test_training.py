@@ -1,0 +1,98 @@
+"""Every layout trains as one process does: losses, gradients, norms, weights, drops and balance biases."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.oracle.differences import relative_error
+from tests.parity.layouts import STEPS, Case, all_cases, some_cases
+from tests.parity.train_worker import train
+from tests.ranks import run_ranks
+
+TOLERANCE = 1e-5
+Array = NDArray[Any]
+
+
+@cache
+def reference(case: Case) -> dict[str, Any]:
+    return train(case)
+
+
+def assembled(by_rank: Sequence[Mapping[str, Any]], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
+    """Whole tensors from what the ranks own, every element from one rank."""
+    found = {}
+    for name, shape in shapes.items():
+        value, times = np.full(shape, np.nan), np.zeros(shape, np.int64)
+        for pieces in by_rank:
+            for piece in pieces.get(name, []):
+                at = tuple(slice(*each) for each in piece["box"])
+                value[at] = piece["value"]
+                times[at] += 1
+        assert (times == 1).all(), name
+        found[name] = value
+    return found
+
+
+def assert_equal_to_one_process(case: Case, by_rank: Sequence[Mapping[str, Any]]) -> None:
+    expected = reference(case.reference)
+    for rank, result in enumerate(by_rank):
+        for step, (found, wanted) in enumerate(zip(result["figures"], expected["figures"], strict=True), 1):
+            where = f"rank {rank}, step {step}"
+            for name in ("loss", "mtp_loss", "total_loss", "aux_loss", "z_loss", "grad_norm"):
+                assert found[name] == pytest.approx(wanted[name], rel=TOLERANCE), f"{where}: {name}"
+            assert found["num_dropped"] == wanted["num_dropped"], where
+            np.testing.assert_array_equal(found["counts_LE"], wanted["counts_LE"], err_msg=where)
+            assert found["squares"] == pytest.approx(wanted["squares"], rel=2 * TOLERANCE), where
+            assert found["applied"]
+    for after in (1, STEPS):
+        key = str(after - 1)
+        one = {name: pieces[0]["value"] for name, pieces in expected["pieces"][key].items()}
+        many = assembled(
+            [result["pieces"][key] for result in by_rank], {name: value.shape for name, value in one.items()}
+        )
+        # after the first step, first moments are the clipped gradients times 1 - beta1
+        wrong = {name: error for name in one if (error := relative_error(many[name], one[name])) > TOLERANCE}
+        assert wrong == {}, f"after step {after}"
+
+
+def assert_same_order(case: Case, by_rank: Sequence[Mapping[str, Any]]) -> None:
+    """Ranks of a group call the same verbs on it in the same order, in every step after the first alike."""
+    orders: dict[tuple[str, int], list[Any]] = defaultdict(list)
+    for result in by_rank:
+        verbs = [[(verb, group) for verb, group, _ in calls] for calls in result["calls"]]
+        assert verbs[1:] == verbs[1:2] * (STEPS - 1), case.name
+        orders["all", 0].append(verbs[1])
+    assert all(order == orders["all", 0][0] for order in orders["all", 0]), case.name
+
+
+def check(cases: list[Case], num_ranks: int, deadline_s: float) -> None:
+    of_ranks = run_ranks(
+        num_ranks, "tests.parity.train_worker:on_rank", [asdict(case) for case in cases], deadline_s=deadline_s
+    )
+    for number, case in enumerate(cases):
+        by_rank = [results[number] for results in of_ranks]
+        try:
+            assert_equal_to_one_process(case, by_rank)
+            assert_same_order(case, by_rank)
+        except AssertionError as error:
+            raise AssertionError(f"{case.name}: {error}") from error
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def test_a_layout_trains_as_one_process_does(num_ranks: int) -> None:
+    check([case for case in some_cases() if case.num_ranks == num_ranks], num_ranks, deadline_s=600)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["mixtral", "deepseek"])
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def test_every_layout_trains_as_one_process_does(num_ranks: int, model: str) -> None:
+    done = some_cases()
+    cases = [case for case in all_cases() if case not in done and case.num_ranks == num_ranks and case.model == model]
+    check(cases, num_ranks, deadline_s=1800)

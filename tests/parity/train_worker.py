@@ -1,0 +1,81 @@
+"""What each rank does for test_training.py: trains a tiny model for some steps, the way the trainer does."""
+
+import os
+from dataclasses import asdict
+from typing import Any
+
+os.environ.setdefault("GLOG_v", "3")
+
+import mindspore as ms
+import numpy as np
+
+from ascend_moe_train.config import RunConfig
+from ascend_moe_train.data.loader import Batch
+from ascend_moe_train.optim.adamw import AdamW, step_factors
+from ascend_moe_train.parallel.apply import parallelize, placed_by
+from ascend_moe_train.parallel.comm import Comm, LocalComm, RecordingComm
+from ascend_moe_train.parallel.host_ops import HostOps
+from ascend_moe_train.parallel.mesh import Mesh, mesh_of, num_micro
+from ascend_moe_train.train.persist import Tensors
+from ascend_moe_train.train.session import build_model
+from ascend_moe_train.train.step import TrainStep
+from tests.parity.layouts import STEPS, Case, global_batch
+
+Pieces = dict[str, list[dict[str, Any]]]
+
+
+def on_rank(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What `train` says of every case, in their order."""
+    from ascend_moe_train.parallel.mpi import MpiComm
+
+    comm = MpiComm()
+    return [train(Case(**case), comm) for case in cases]
+
+
+def train(case: Case, comm: Comm | None = None) -> dict[str, Any]:
+    """Figures of each step; this rank's pieces of all saved tensors after the first and the last; its collectives."""
+    config = case.run()
+    recording = RecordingComm(comm or LocalComm())
+    mesh = mesh_of(config, recording.world.size)
+    data = recording.split("dp", mesh.groups(("dp",)))
+    ms.set_seed(0)
+    model, kernels, _ = build_model(config)
+    sharded = parallelize(model, mesh, config, HostOps(recording))
+    optimizer = AdamW(sharded.weights, config.optim, kernels, sharded.num_dims)
+    tensors = Tensors(config, placed_by(config, mesh, recording.rank), model, sharded, optimizer)
+    tensors.fill_first(None, {})
+    step = TrainStep(
+        model,
+        optimizer,
+        num_micro(config.batch, mesh),
+        reduction=sharded.reduction,
+        differentiated=sharded.differentiated,
+        summed=sharded.summed,
+        names=sharded.names,
+        total_of=lambda count: int(recording.all_reduce(data, np.array([count]))[0]),
+    )
+    figures, pieces, calls = [], {}, []
+    for number in range(STEPS):
+        recording.calls.clear()
+        control = np.array([*step_factors(config.optim, config.optim.lr, number + 1), 1.0, np.inf])
+        result = step(_own(global_batch(number), config, mesh, data.index), 1000 + number, control)
+        figures.append({**asdict(result), "counts_LE": result.counts_LE})
+        calls.append([[call.verb, call.group, call.payload_bytes] for call in recording.calls])
+        if number in (0, STEPS - 1):
+            pieces[str(number)] = _pieces(tensors)
+    return {"figures": figures, "pieces": pieces, "calls": calls}
+
+
+def _own(batch: Batch, config: RunConfig, mesh: Mesh, dp_rank: int) -> Batch:
+    """This dp rank's rows, micro-batch by micro-batch."""
+    micro = config.batch.micro_sequences
+    firsts = range(0, len(batch.tokens_BS), micro * mesh.dp)
+    rows = [first + dp_rank * micro + row for first in firsts for row in range(micro)]
+    return Batch(**{name: np.ascontiguousarray(value[rows]) for name, value in vars(batch).items()})
+
+
+def _pieces(tensors: Tensors) -> Pieces:
+    return {
+        name: [{"box": piece.box, "value": piece.array} for piece in portion.pieces]
+        for name, portion in tensors.portions().items()
+    }
