@@ -63,15 +63,17 @@ class HostOps:
         return self._by_rows("all_to_all", group, run)
 
     def all_to_all_v(self, group: Group, rows: int) -> Operator:
-        def run(x: Array, send_n: Array, recv_n: Array) -> Array:
-            return self.comm.all_to_all_v(group, x, send_n, recv_n, rows)
+        room = max(rows, 1)
 
-        call = self._operator("all_to_all_v", group, run, lambda x, send_n, recv_n: [max(rows, 1), *x[1:]])
+        def run(x: Array, send_n: Array, recv_n: Array) -> Array:
+            return self.comm.all_to_all_v(group, x, send_n, recv_n, room)
+
+        call = self._operator("all_to_all_v", group, run, lambda x, send_n, recv_n: [room, *x[1:]])
 
         def op(x: Tensor, send_n: Tensor, recv_n: Tensor) -> Tensor:
-            filled = ops.zeros((1, *x.shape[1:]), x.dtype) if x.shape[0] == 0 else x
+            filled = _empty(x, 1) if x.shape[0] == 0 else x
             result = call(filled, send_n, recv_n)
-            return result[:0] if rows == 0 else result
+            return _empty(result, 0) if rows == 0 else result
 
         return op
 
@@ -94,7 +96,7 @@ class HostOps:
         return op
 
     def recv(self, group: Group, peer: int, shape: tuple[int, ...], dtype: Any) -> Operator:
-        host_dtype = ms.dtype_to_nptype(dtype)
+        host_dtype = _host_dtype(dtype)
 
         def run(token: Array) -> Array:
             return self.comm.recv(group, shape, host_dtype, peer)
@@ -125,7 +127,7 @@ class HostOps:
         call = self._operator(verb, group, run, lambda x: [x[0] * grow // shrink, *x[1:]])
 
         def op(x: Tensor) -> Tensor:
-            return ops.zeros((x.shape[0] * grow // shrink, *x.shape[1:]), x.dtype) if 0 in x.shape else call(x)
+            return _empty(x, x.shape[0] * grow // shrink) if 0 in x.shape else call(x)
 
         return _identity if group.size == 1 else op
 
@@ -139,6 +141,7 @@ class HostOps:
     ) -> Operator:
         """`run` as an operator. `shape` maps the shapes of the inputs to that of the result."""
         rank = self.rank
+        host_dtype = None if dtype is None else _host_dtype(dtype)
 
         def dtypes(x: Any, *others: Any) -> Any:
             if ms.bfloat16 in (x.element_type(), dtype):
@@ -150,13 +153,22 @@ class HostOps:
             with named_errors(verb, group, rank):
                 result = np.ascontiguousarray(run(*arrays))
                 expected = tuple(shape(*(list(each.shape) for each in arrays)))
-                expected_dtype = arrays[0].dtype if dtype is None else ms.dtype_to_nptype(dtype)
+                expected_dtype = host_dtype or arrays[0].dtype
                 if result.shape != expected or result.dtype != expected_dtype:
                     raise CommError(f"{result.dtype}{list(result.shape)} instead of {expected_dtype}{list(expected)}")
             return result
 
         operator: Operator = ops.Custom(call, shape, dtypes, "pyfunc")
         return operator
+
+
+def _host_dtype(dtype: Any) -> np.dtype[Any]:
+    return np.dtype(ms.Tensor(np.zeros(1), dtype).asnumpy().dtype)
+
+
+def _empty(x: Tensor, rows: int) -> Tensor:
+    """Zeros like rows of x, which still come after x: a constant would let what follows run before what led to x."""
+    return ops.depend(ops.zeros((rows, *x.shape[1:]), x.dtype), x)
 
 
 def _identity(x: Tensor) -> Tensor:

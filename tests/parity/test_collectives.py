@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from ascend_moe_train.parallel.comm import LocalComm
+from tests.parity.collective_graph import host_graph_results
 from tests.parity.collective_host import host_results
 from tests.ranks import run_ranks
 
@@ -23,3 +24,12 @@ def test_host_on_one_rank() -> None:
 @pytest.mark.parametrize("n", RANKS)
 def test_host_on_mpi(n: int) -> None:
     assert wrong_of(run_ranks(n, "tests.parity.collective_host:mpi_host", deadline_s=DEADLINE_S)) == []
+
+
+def test_graph_on_one_rank() -> None:
+    assert wrong_of([host_graph_results(LocalComm())]) == []
+
+
+@pytest.mark.parametrize("n", RANKS)
+def test_graph_on_mpi(n: int) -> None:
+    assert wrong_of(run_ranks(n, "tests.parity.collective_graph:mpi_graph", deadline_s=DEADLINE_S)) == []
