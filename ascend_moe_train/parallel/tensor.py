@@ -108,7 +108,9 @@ def cut_weights(model: Transformer, placed: Mapping[str, Placement]) -> None:
             continue
         place, _, attribute = name.rpartition(".")
         if placed[name].local_size:
-            setattr(cells[place], attribute, empty(*local_shape, is_trained=parameter.requires_grad))
+            own = empty(*local_shape, is_trained=parameter.requires_grad)
+            own.name = name  # a parameter set from outside has none of its own otherwise
+            setattr(cells[place], attribute, own)
         else:
             delattr(cells[place], attribute)
             setattr(cells[place], f"has_{attribute}", False)
