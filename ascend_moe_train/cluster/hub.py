@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import selectors
 import socket
 import time
@@ -16,7 +17,7 @@ from ascend_moe_train.cluster.member import Member
 from ascend_moe_train.cluster.output import LineCutter, NoScreen, RankLogs, Screen
 
 _PIECE_BYTES = 2**16
-_ABORT = "Abort("
+_ABORT = re.compile(r"Abort\((\d{1,19})\) ")  # what MPICH prints before it ends all ranks
 
 
 class Hub:
@@ -164,8 +165,8 @@ class Hub:
         if is_error:
             # a rank says on the board why it gives up before it prints more about it
             member.observe(self._board.read_one(member.rank), time.monotonic())
-            if text.startswith(_ABORT):
-                member.abort_line = text
+            if (found := _ABORT.match(text)) is not None:
+                member.abort = (int(found[1]), text)
         failure = member.status.failure if member.status is not None else None
         if is_error and failure is not None:
             if text != f"error: {failure.line}":

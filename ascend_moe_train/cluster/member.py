@@ -27,7 +27,7 @@ class Member:
         self.status: Status | None = None
         self.streams: dict[int, tuple[LineCutter, bool]] = {}  # by descriptor; whether it is standard error
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)  # of standard error once it has given up
-        self.abort_line: str | None = None  # what MPI printed when this rank told it to end all ranks
+        self.abort: tuple[int, str] | None = None  # its code and line, once this rank told MPI to end all ranks
         self._changed_s = now_s
         self._stopped_since_s: float | None = None
         self._stop_signal: int = signal.SIGSTOP

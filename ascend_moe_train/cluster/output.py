@@ -39,20 +39,21 @@ class LineCutter:
     """Bytes of one stream as they come, to lines."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest = bytearray()
 
     def feed(self, piece: bytes) -> list[str]:
         """The lines that are whole with this piece."""
-        *lines, rest = (self._rest + piece).split(b"\n")
-        self._rest = rest
-        if len(rest) > MAX_LINE_BYTES:
-            lines.append(rest)
-            self._rest = b""
+        first, *others = piece.split(b"\n")
+        self._rest += first
+        if not others:
+            return self.finish() if len(self._rest) > MAX_LINE_BYTES else []
+        lines = [bytes(self._rest), *others[:-1]]
+        self._rest = bytearray(others[-1])
         return [_text(line) for line in lines]
 
     def finish(self) -> list[str]:
-        """The last line, if it has no end."""
-        rest, self._rest = self._rest, b""
+        """What has come of a line whose end has not."""
+        rest, self._rest = bytes(self._rest), bytearray()
         return [_text(rest)] if rest else []
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ascend_moe_train.cluster.control import Command
 from ascend_moe_train.cluster.hub import Hub
+from ascend_moe_train.cluster.member import Member
 from ascend_moe_train.cluster.mpiexec import python
 from ascend_moe_train.cluster.output import RankLogs, Screen
 from ascend_moe_train.cluster.report import failure_report
@@ -28,7 +29,7 @@ from ascend_moe_train.cluster.verdict import (
 )
 
 TICK_S = 0.1
-GRACE_S = 1.0  # from SIGTERM to SIGKILL
+GRACE_S = 0.5  # from SIGTERM to SIGKILL
 LAST_GRACE_S = 3.0  # from there until guards that do not obey are killed
 STOP_GRACE_S = 5.0  # for the others once a rank has ended at SIGTERM without saving, which they then cannot either
 DRAIN_S = 1.0  # for what dead ranks have printed
@@ -89,10 +90,10 @@ def supervise(job: Job, screen: Screen) -> Outcome:
 class _Supervision:
     """The ranks from their start to their end."""
 
-    def __init__(self, job: Job, hub: Hub, process: subprocess.Popen[bytes], stop_signals: Sequence[int]) -> None:
+    def __init__(self, job: Job, hub: Hub, process: subprocess.Popen[bytes], stop_signals: list[int]) -> None:
         self._job, self._hub, self._process, self._stop_signals = job, hub, process, stop_signals
         self._noise: deque[str] = deque(maxlen=20)  # what mpiexec itself says
-        self._num_forwarded = 0
+        self._is_forwarded = False
         self._suspected_s: float | None = None
         self._end: _End | None = None
         self._kill_s = self._last_s = math.inf
@@ -109,6 +110,8 @@ class _Supervision:
             if now_s - turn_s > PAUSE_S:
                 self._hub.forgive(now_s - turn_s)
             turn_s = now_s
+            if self._hub.screen_error is not None and not self._stop_signals:
+                self._stop_signals.append(signal.SIGTERM)  # nobody looks any more: as `amt train` does then
             if self._end is None:
                 self._end = self._found_end(now_s)
                 if self._end is not None:
@@ -128,8 +131,8 @@ class _Supervision:
         end = _End(exit_code=128 + self._stop_signals[0], views=views)
         if len(self._stop_signals) > 1 or any(view.pid is None for view in views):
             return end
-        if self._num_forwarded == 0:
-            self._num_forwarded = 1
+        if not self._is_forwarded:
+            self._is_forwarded = True
             self._hub.order(Command.SIGNAL, signal.SIGTERM)
         unsaved = [view.ending.at_s for view in views if view.ending is not None and not view.is_finished]
         return end if unsaved and now_s - min(unsaved) > STOP_GRACE_S else None
@@ -189,26 +192,25 @@ class _Supervision:
         return not self._hub.has_open_streams or now_s - self._ended_s > DRAIN_S
 
     def _outcome(self) -> Outcome:
-        end = self._end
+        end, members = self._end, self._hub.members
         if end is None:
-            codes = [member.ending.exit_code for member in self._hub.members if member.ending is not None]
-            code = max(codes)
+            code = max(member.ending.exit_code for member in members if member.ending is not None)
             return Outcome(exit_code=128 + self._stop_signals[0] if code and self._stop_signals else code)
-        if end.verdict is None:
-            return Outcome(exit_code=end.exit_code, message=self._aborted() or end.problem)
-        member = self._hub.members[end.verdict.rank]
-        if member.ending is not None and member.ending.was_lost and (message := self._aborted()) is not None:
-            return Outcome(exit_code=end.exit_code, message=message)
-        last_lines = member.last_lines
-        message = failure_report(end.verdict, end.views, last_lines, self._job.log_folder)
+        blamed = None if end.verdict is None else members[end.verdict.rank]
+        # MPI prints who told it to end all ranks, and mpiexec kills them at once: the first to go says nothing
+        ender = next((member for member in members if member.abort is not None), None)
+        if ender is not None and ender.abort is not None and (blamed in (None, ender) or _was_lost(blamed)):
+            code, line = ender.abort
+            words = f"error: rank {ender.rank} ended MPI {place(end.views[ender.rank])}: {line}"
+            return Outcome(exit_code=code % 256 or 1, message=words)
+        if end.verdict is None or blamed is None:
+            return Outcome(exit_code=end.exit_code, message=end.problem)
+        message = failure_report(end.verdict, end.views, blamed.last_lines, self._job.log_folder)
         return Outcome(exit_code=end.exit_code, message=message)
 
-    def _aborted(self) -> str | None:
-        """Who has told MPI to end all ranks, if anybody has. It prints that, and mpiexec kills them all at once."""
-        member = next((member for member in self._hub.members if member.abort_line), None)
-        if member is None or self._end is None:
-            return None
-        return f"error: rank {member.rank} ended MPI {place(self._end.views[member.rank])}: {member.abort_line}"
+
+def _was_lost(member: Member | None) -> bool:
+    return member is not None and member.ending is not None and member.ending.was_lost
 
 
 @contextlib.contextmanager

@@ -14,9 +14,9 @@ EXITS_STOPPED = (130, 143)
 
 STOPPED_S = 5.0  # a batch system may stop a whole job, and us with it, and let all go on within this
 SAME_MOMENT_S = 0.3  # what else failed within this may have failed before
-SAME_MISTAKE_S = 3.0  # a user's mistake is met by all ranks, each in its own time
+SAME_MISTAKE_S = 2.0  # a user's mistake is met by all ranks, each in its own time
 DYING_S = 3.0  # what a rank that has given up may take to end
-EARLY_END_S = 2.0  # what ranks may differ by in their ends
+EARLY_END_S = 1.0  # what ranks may differ by in their ends
 JOIN_S = 120.0  # what all processes together may take to start
 
 
@@ -139,10 +139,7 @@ def _failed(views: Sequence[RankView], now_s: float, stopping: bool) -> Verdict 
     failure = view.status.failure if view.status is not None else None
     if failure is None:
         assert view.ending is not None
-        code = view.ending.exit_code or 1
-        early = ", and not all ranks are done" if view.ending.code in (0, *EXITS_STOPPED) else ""
-        words = f"{ending_words(view.ending)} {place(view)}{early}"
-        return Verdict(rank=view.rank, text=words, exit_code=code, settle_s=SAME_MOMENT_S)
+        return _ended(view, view.ending)
     code = EXIT_USER_ERROR if failure.is_user_error else 1
     code = (view.ending.exit_code or code) if view.ending is not None else code
     if not failure.is_user_error:
@@ -153,6 +150,12 @@ def _failed(views: Sequence[RankView], now_s: float, stopping: bool) -> Verdict 
     text = failure.line if everybody else f"{place(view)}: {failure.line}"
     settle_s = 0.0 if everybody else SAME_MISTAKE_S
     return Verdict(rank=view.rank, text=text, exit_code=code, settle_s=settle_s, everybody=everybody)
+
+
+def _ended(view: RankView, ending: Ending) -> Verdict:
+    early = ", and not all ranks are done" if ending.code in (0, *EXITS_STOPPED) else ""
+    words = f"{ending_words(ending)} {place(view)}{early}"
+    return Verdict(rank=view.rank, text=words, exit_code=ending.exit_code or 1, settle_s=SAME_MOMENT_S)
 
 
 def _failed_at_s(view: RankView, views: Sequence[RankView], now_s: float, stopping: bool) -> float | None:
@@ -188,7 +191,7 @@ def _stalled(views: Sequence[RankView], deadlines: Deadlines) -> Verdict | None:
     alive = [view for view in views if view.ending is None]
     waiting = [view for view in alive if view.waits]
     running = [view for view in alive if not view.waits and not view.is_finished]
-    late = [view for view in running if view.idle_s > _allowed_s(view, waiting, running, views, deadlines)]
+    late = [view for view in running if view.idle_s > _allowed_s(view, waiting, running, deadlines)]
     if late:
         return _stall(max(late, key=lambda view: view.idle_s), _others_wait(waiting), deadlines)
     if running or not alive:
@@ -206,7 +209,6 @@ def _allowed_s(
     view: RankView,
     waiting: Sequence[RankView],
     running: Sequence[RankView],
-    views: Sequence[RankView],
     deadlines: Deadlines,
 ) -> float:
     """How long a rank outside collectives may be idle: as long as it likes if nobody waits for it.
@@ -220,7 +222,7 @@ def _allowed_s(
         return limit_s
     if waiting:
         return limit_s if max(each.idle_s for each in waiting) > limit_s else float("inf")
-    all_idle = len(views) > 1 and all(each.idle_s > deadlines.of(each.phase)[1] for each in running)
+    all_idle = len(running) > 1 and all(each.idle_s > deadlines.of(each.phase)[1] for each in running)
     return limit_s if all_idle else float("inf")
 
 
@@ -232,6 +234,8 @@ def _others_wait(waiting: Sequence[RankView]) -> str:
 def _deadlock(views: Sequence[RankView], waiting: Sequence[RankView], deadlines: Deadlines) -> Verdict:
     """Everybody who is not done waits: somebody ended too early, or is in another collective than the others."""
     finished = [view for view in views if view.is_finished or view.ending is not None]
+    if finished and finished[0].ending is not None and not finished[0].is_finished:
+        return _ended(finished[0], finished[0].ending)
     if finished:
         words = f"was done {place(finished[0])}{_others_wait(waiting)}"
         return Verdict(rank=finished[0].rank, text=words, exit_code=EXIT_STALLED)
