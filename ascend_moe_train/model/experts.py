@@ -22,8 +22,8 @@ class GroupedExperts(nn.Cell):
         self.kernels = kernels
         self.w13 = empty(config.num_experts, hidden, 2 * config.ffn)
         self.w2 = empty(config.num_experts, config.ffn, hidden)
-        self.has_bias = config.expert_bias
-        if self.has_bias:
+        self.has_w13_bias = self.has_w2_bias = config.expert_bias
+        if config.expert_bias:
             self.w13_bias = empty(config.num_experts, 2 * config.ffn)
             self.w2_bias = empty(config.num_experts, hidden)
         clamp = config.clamped_swiglu
@@ -32,14 +32,14 @@ class GroupedExperts(nn.Cell):
 
     def construct(self, x_RD: Tensor, counts_E: Tensor) -> Tensor:
         h_RF = self.w13_product(x_RD, counts_E)
-        if self.has_bias:
+        if self.has_w13_bias:
             h_RF = self.kernels.add_by_expert(h_RF, self.w13_bias, counts_E)
         if self.is_clamped:
             h_RF = self.kernels.clamped_swiglu(h_RF, self.alpha, self.limit)
         else:
             h_RF = self.kernels.swiglu(h_RF)
         y_RD = self.w2_product(h_RF, counts_E)
-        return self.kernels.add_by_expert(y_RD, self.w2_bias, counts_E) if self.has_bias else y_RD
+        return self.kernels.add_by_expert(y_RD, self.w2_bias, counts_E) if self.has_w2_bias else y_RD
 
     def w13_product(self, x_RD: Tensor, counts_E: Tensor) -> Tensor:
         """(R, D) -> (R, 2F)."""

@@ -31,8 +31,8 @@ class Dispatch:
 
 
 @in_float64
-def dispatch(expert_TK: I64, weight_TK: F64, moe: MoEConfig) -> Dispatch:
-    """Keep every assignment (no capacity factor), or at most C for each expert.
+def dispatch(expert_TK: I64, weight_TK: F64, moe: MoEConfig, admitted_N: Flags | None = None) -> Dispatch:
+    """Keep every assignment (no capacity factor), or at most C for each expert; of those admitted, if that is given.
 
     Drop policy `position` keeps the first C in order of n, `probability` the C with the largest gate weight, equal
     weights in order of n. A dropped assignment adds nothing to its token's output, and the weights of the token's
@@ -45,7 +45,7 @@ def dispatch(expert_TK: I64, weight_TK: F64, moe: MoEConfig) -> Dispatch:
     count_E = np.zeros(moe.num_experts, dtype=np.int64)
     kept: list[int] = []
     for n in priority_N:
-        if count_E[expert_N[n]] < limit:
+        if count_E[expert_N[n]] < limit and (admitted_N is None or admitted_N[n]):
             count_E[expert_N[n]] += 1
             kept.append(int(n))
     return Dispatch(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ascend_moe_train.model.config import MoEConfig
-from tests.oracle.arrays import F64, in_float64
+from tests.oracle.arrays import F64, Flags, in_float64
 from tests.oracle.dispatch import Dispatch, dispatch
 from tests.oracle.experts import grouped_experts, grouped_experts_vjp
 from tests.oracle.ffn import swiglu, swiglu_vjp
@@ -26,14 +26,21 @@ class MoEOutput:
 
 
 @in_float64
-def moe_layer(x_TD: F64, params: Mapping[str, F64], moe: MoEConfig, noise_TD: F64 | None = None) -> MoEOutput:
+def moe_layer(
+    x_TD: F64,
+    params: Mapping[str, F64],
+    moe: MoEConfig,
+    noise_TD: F64 | None = None,
+    admitted_N: Flags | None = None,
+) -> MoEOutput:
     """y_t = sum over kept slots k of weight_tk * expert_tk(x_t), + shared(x_t).
 
     `params`: router.weight (E, D), maybe router.bias and router.balance_bias (E), experts.w13 (E, D, 2F), experts.w2
     (E, F, D), maybe their biases, and with a shared expert shared.w13.weight (2Fs, D), shared.w2.weight (D, Fs).
+    `admitted_N`: see `dispatch`.
     """
     routing = route(*_routed(x_TD, params, moe, noise_TD))
-    plan = dispatch(routing.expert_TK, routing.weight_TK, moe)
+    plan = dispatch(routing.expert_TK, routing.weight_TK, moe, admitted_N)
     token_M = plan.assignment_M // moe.top_k
     weight_M = routing.weight_TK.reshape(-1)[plan.assignment_M]
     out_MD = grouped_experts(x_TD[token_M], plan.count_E, _of_experts(params), moe)
@@ -53,9 +60,10 @@ def moe_layer_vjp(
     params: Mapping[str, F64],
     moe: MoEConfig,
     noise_TD: F64 | None = None,
+    admitted_N: Flags | None = None,
 ) -> tuple[F64, dict[str, F64]]:
     """Return (d_x_TD, gradients named as `params`). A dropped assignment's gate weight and row get no gradient."""
-    forward = moe_layer(x_TD, params, moe, noise_TD)
+    forward = moe_layer(x_TD, params, moe, noise_TD, admitted_N)
     routing, plan = forward.routing, forward.dispatch
     token_M = plan.assignment_M // moe.top_k
     weight_M = routing.weight_TK.reshape(-1)[plan.assignment_M]

@@ -1,0 +1,264 @@
+"""Expert parallelism: tokens travel to the ranks that hold their experts, and come back.
+
+Every rank of a stage has tokens of its own, equally many; in the order of the ranks they are those of the global
+micro-batch. A rank holds 1 / ep of the experts, each cut to 1 / etp of its width; further copies (edp) serve other
+tokens. P = ep * etp ranks in a row share one copy of all experts: see mesh.py.
+
+Shape letters: see model/kernels/protocol.py; and P as above, L experts of a rank (E / ep), A ranks of an ep group,
+R rows that a rank has room for.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Self
+
+import mindspore as ms
+from mindspore import ops
+
+from ascend_moe_train.config import RunConfig
+from ascend_moe_train.model.config import MoEConfig
+from ascend_moe_train.model.dispatch import expert_capacity
+from ascend_moe_train.model.kernels.protocol import Kernels
+from ascend_moe_train.model.transformer import Transformer
+from ascend_moe_train.parallel.admission import Admission, ByPosition, ByProbability, Everything, WithinBound, placed
+from ascend_moe_train.parallel.autodiff import gather_sum, scatter_sum
+from ascend_moe_train.parallel.comm import Collectives, Group, Tensor
+from ascend_moe_train.parallel.exchange import (
+    Exchange,
+    FlatExchange,
+    NoExchange,
+    Regrouping,
+    TwoStepExchange,
+    added_up,
+    moved_back,
+)
+from ascend_moe_train.parallel.figures import GlobalFigures
+from ascend_moe_train.parallel.mesh import STAGE_AXES, Mesh
+from ascend_moe_train.parallel.tensor import blocks
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertSizes:
+    """Fixed sizes of the experts' region on every rank. `num_tokens` are those of one rank."""
+
+    num_tokens: int
+    top_k: int
+    num_experts: int
+    ep: int
+    etp: int
+    capacity: int | None
+    """Assignments that an expert takes of the global micro-batch: that of one process that has it whole."""
+    receive_factor: float | None
+
+    @classmethod
+    def of(cls, config: MoEConfig, mesh: Mesh, num_tokens: int, receive_factor: float | None) -> Self:
+        """Those of a layer on a mesh."""
+        capacity = None
+        if config.capacity_factor is not None:
+            total = num_tokens * mesh.size(STAGE_AXES)
+            capacity = expert_capacity(config.capacity_factor, total, config.top_k, config.num_experts)
+        return cls(
+            num_tokens=num_tokens,
+            top_k=config.top_k,
+            num_experts=config.num_experts,
+            ep=mesh.ep,
+            etp=mesh.etp,
+            capacity=capacity,
+            receive_factor=receive_factor,
+        )
+
+    @property
+    def send_rows(self) -> int:
+        """Rows that a rank may send: one for each assignment."""
+        return self.num_tokens * self.top_k
+
+    def rows_from(self, senders: int, num_experts: int) -> int:
+        """At most so many rows come from so many ranks for so many experts: a token chooses an expert once."""
+        return senders * self.num_tokens * min(self.top_k, num_experts)
+
+    @property
+    def most_rows(self) -> int:
+        """Rows that may come to a rank from its ep group if none is turned away."""
+        local = self.num_experts // self.ep
+        worst = self.rows_from(self.ep, local)
+        return worst if self.capacity is None else min(worst, local * self.capacity)
+
+    @property
+    def receive_rows(self) -> int:
+        """Rows that a rank has room for from its ep group. In dropless mode rows beyond are turned away."""
+        if self.receive_factor is None or self.capacity is not None:
+            return self.most_rows
+        return min(self.most_rows, math.ceil(self.receive_factor * self.send_rows))
+
+    @property
+    def expert_rows(self) -> int:
+        """Rows that a rank's experts see: of its etp group, which sees the same."""
+        rows = self.etp * self.receive_rows
+        return rows if self.capacity is None else min(rows, self.num_experts // self.ep * self.capacity)
+
+    def middle_rows(self, inside: int) -> int:
+        """Rows that may come to a rank on the way through nodes of `inside` ranks of the ep group each."""
+        nodes = self.ep // inside
+        return min(self.rows_from(inside, nodes * (self.num_experts // self.ep)), nodes * self.receive_rows)
+
+
+# row_TK and source_N of the rows to send, -1 if turned away and if empty; dropped (1,): assignments of this rank that
+# were turned away; size_AA rows exchanged; row_R1 and source_R from the order of ranks to that of experts.
+ExpertMeta = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+class ExpertDispatcher:
+    """`dispatch.LocalDispatcher` over ranks: the experts of this rank see what all tokens of P ranks have for them, in
+    the order of the tokens, as they would in one process.
+
+    Payload in bytes of one layer, forward and backward, with rows of D * itemsize bytes, of which a rank sends n and
+    receives m: that of its admission; all_to_all_v over ep of 2 * (n + m) rows (`TwoStepExchange`: 2 * (n + q) rows
+    inside the node and 2 * (q + m) across nodes, with q rows in the middle); over etp all_gather of 2 * R rows and
+    reduce_scatter of 2 * etp * R rows. Groups of one rank move nothing.
+    """
+
+    def __init__(
+        self,
+        sizes: ExpertSizes,
+        ep: Group,
+        etp: Group,
+        collectives: Collectives,
+        *,
+        exchange: Exchange,
+        admission: Admission,
+        kernels: Kernels,
+    ) -> None:
+        self.kernels, self.exchange, self.admission = kernels, exchange, admission
+        self.num_tokens, self.num_experts = sizes.num_tokens, sizes.num_experts
+        self.ep, self.etp, self.etp_index = sizes.ep, sizes.etp, etp.index
+        self.local = sizes.num_experts // sizes.ep
+        self.first = ep.index * self.local
+        self.receive_rows, self.expert_rows = sizes.receive_rows, sizes.expert_rows
+        self.spread, self.unite = gather_sum(collectives, etp), scatter_sum(collectives, etp)
+        # from (etp, ep, expert) to expert, and (ep, etp) within it, which is the order of the tokens
+        order = [
+            (b * self.ep + a) * self.local + e
+            for e in range(self.local)
+            for a in range(self.ep)
+            for b in range(self.etp)
+        ]
+        self.by_expert = Regrouping(order, num_blocks=self.etp)
+
+    def dispatch(self, x_TD: Tensor, expert_TK: Tensor, gate_TK: Tensor) -> tuple[Tensor, Tensor, ExpertMeta]:
+        """-> tokens in the order of this rank's experts (R, D), rows per expert (L,), and what `combine` needs."""
+        T, K = expert_TK.shape
+        if self.num_tokens != T:
+            raise ValueError(f"{T} tokens for a dispatcher that was made for {self.num_tokens}")
+        gate_TK = ops.stop_gradient(gate_TK)
+        row_TK, source_N, counts_E = self.kernels.sort_by_expert(expert_TK, gate_TK, self.num_experts, None, False)
+        start_E = ops.cumsum(counts_E, 0) - counts_E
+        place_TK = row_TK - ops.gather(start_E, expert_TK, 0)
+        accepted_PE, is_kept_TK = self.admission.admit(expert_TK, gate_TK, place_TK, counts_E)
+        if not self.admission.admits_all:
+            row_TK, source_N = placed(self.kernels, expert_TK, gate_TK, is_kept_TK, self.num_experts)
+        dropped = ops.reshape(T * K - ops.cast(ops.sum(ops.cast(is_kept_TK, ms.int32)), ms.int32), (1,))
+        accepted = ops.reshape(accepted_PE, (self.ep, self.etp, self.ep, self.local))
+        size_AA = added_up(accepted[:, self.etp_index], 2)
+        x_RD = self.exchange.there(self.kernels.permute(x_TD, row_TK, source_N), size_AA)
+        counts_PL = accepted_PE[:, self.first : self.first + self.local]
+        x_RD, row_R1, source_R = self.to_experts(x_RD, counts_PL)
+        return x_RD, added_up(counts_PL, 0), (row_TK, source_N, dropped, size_AA, row_R1, source_R)
+
+    def to_experts(self, x_RD: Tensor, counts_PL: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows in the order of their ranks -> rows in the order of experts, and the tables of that."""
+        by_block = ops.transpose(ops.reshape(counts_PL, (self.ep, self.etp, self.local)), (1, 0, 2))
+        size_QS = ops.reshape(by_block, (self.etp, self.ep * self.local))
+        row_R1, source_R = self.by_expert.places(size_QS, self.receive_rows, self.expert_rows)
+        return self.kernels.permute(self.spread(x_RD), row_R1, source_R), row_R1, source_R
+
+    def combine(self, y_RD: Tensor, gate_TK: Tensor, meta: ExpertMeta) -> Tensor:
+        """Weighted sum of a token's expert outputs: (R, D) -> (T, D)."""
+        row_TK, source_N, _, size_AA, row_R1, source_R = meta
+        y_RD = self.unite(moved_back(self.kernels, y_RD, row_R1, source_R))
+        return self.kernels.combine(self.exchange.back(y_RD, size_AA), gate_TK, row_TK, source_N)
+
+
+def make_dispatcher(
+    config: MoEConfig,
+    sizes: ExpertSizes,
+    mesh: Mesh,
+    stage: Group,
+    collectives: Collectives,
+    kernels: Kernels,
+    hierarchical_ranks: int | None = None,
+) -> ExpertDispatcher:
+    """That of this rank, of the ranks of its stage. Every rank makes it, with the same arguments.
+
+    `hierarchical_ranks` of P in a row are a node, which several ep ranks share: rows then travel in two steps.
+    """
+    ep = collectives.split("ep", mesh.groups(("ep",)))
+    etp = collectives.split("etp", mesh.groups(("etp",)))
+    exchange: Exchange = NoExchange()
+    if hierarchical_ranks is not None:
+        inside = hierarchical_ranks // mesh.etp
+        exchange = TwoStepExchange(
+            collectives,
+            kernels,
+            *_node_groups(mesh, collectives, inside),
+            send_rows=sizes.send_rows,
+            middle_rows=sizes.middle_rows(inside),
+            receive_rows=sizes.receive_rows,
+        )
+    elif ep.size > 1:
+        exchange = FlatExchange(collectives, ep, sizes.send_rows, sizes.receive_rows)
+    admission = _admission(config, sizes, mesh, stage, collectives, kernels)
+    return ExpertDispatcher(sizes, ep, etp, collectives, exchange=exchange, admission=admission, kernels=kernels)
+
+
+def _node_groups(mesh: Mesh, collectives: Collectives, inside: int) -> tuple[Group, Group]:
+    """Of each ep group, the ranks of a node and those with the same place in each node."""
+    nodes = [each[i : i + inside] for each in mesh.groups(("ep",)) for i in range(0, mesh.ep, inside)]
+    places = [each[i::inside] for each in mesh.groups(("ep",)) for i in range(inside)]
+    return collectives.split("ep inside nodes", nodes), collectives.split("ep across nodes", places)
+
+
+def _admission(
+    config: MoEConfig, sizes: ExpertSizes, mesh: Mesh, stage: Group, collectives: Collectives, kernels: Kernels
+) -> Admission:
+    P, E = mesh.ep * mesh.etp, sizes.num_experts
+    if sizes.capacity is not None:
+        first = stage.index // P * P
+        if config.drop_policy == "position":
+            return ByPosition(collectives, stage, E, first=first, num_ranks=P, capacity=sizes.capacity)
+        return ByProbability(collectives, stage, E, first=first, num_ranks=P, capacity=sizes.capacity, kernels=kernels)
+    group = collectives.split("ep x etp", mesh.groups(("ep", "etp")))
+    if sizes.receive_rows == sizes.most_rows:
+        return Everything(collectives, group, E)
+    return WithinBound(collectives, group, E, ep=mesh.ep, etp=mesh.etp, receive_rows=sizes.receive_rows)
+
+
+def apply_expert(model: Transformer, mesh: Mesh, config: RunConfig, collectives: Collectives) -> None:
+    """Makes every layer of experts one of this rank. Its weights are cut elsewhere; nothing to do for a dense model."""
+    moe, parallel, batch = config.model.moe, config.parallel, config.batch
+    if moe is None:
+        return
+    here = mesh.coordinates(collectives.rank)
+    num_tokens = batch.micro_sequences * config.data.seq_len // (mesh.cp * mesh.tp)
+    stage = collectives.split("stage", mesh.groups(STAGE_AXES))
+    figures = GlobalFigures(
+        collectives,
+        stage,
+        moe.num_experts,
+        per_sequence=moe.aux_loss_scope == "sequence",
+        share=here.dp,
+        shares=mesh.dp,
+        part=here.cp * mesh.tp + here.tp,
+        parts=mesh.cp * mesh.tp,
+    )
+    layers: list[Any] = [block.moe for block in blocks(model) if block.is_moe]
+    for layer in layers:
+        layer.router.part, layer.router.figures = stage.index, figures
+    # all experts are here and none is full before it would be in one process: each rank serves its own tokens
+    if moe.capacity_factor is None and mesh.ep * mesh.etp == 1:
+        return
+    sizes = ExpertSizes.of(moe, mesh, num_tokens, parallel.receive_factor)
+    dispatcher = make_dispatcher(
+        moe, sizes, mesh, stage, collectives, layers[0].dispatcher.kernels, parallel.hierarchical_ranks
+    )
+    for layer in layers:
+        layer.dispatcher = dispatcher

@@ -1,0 +1,60 @@
+"""What routers report, of the micro-batches of all ranks together. Shape letters: see model/kernels/protocol.py."""
+
+from typing import Any
+
+import mindspore as ms
+from mindspore import ops
+
+from ascend_moe_train.model.kernels.portable import numbers
+from ascend_moe_train.parallel.autodiff import reduce
+from ascend_moe_train.parallel.comm import Collectives, Group, Tensor
+
+
+class GlobalFigures:
+    """`router.RouterFigures` of the tokens of all ranks that share a stage, the same on each of them.
+
+    The balancing and z losses made of them are those of one process with the whole micro-batch, on every rank. The
+    gradient of their sum over the ranks is the identity: each rank's tokens get theirs once, with no communication.
+    They are one all_reduce of 4 * (2 * B * E + 1) bytes. Counts travel as fp32, exact up to 2^24 each.
+
+    B is 1 unless `per_sequence`: then all `shares` data parallel parts of the micro-batch have their sequences' rows.
+    These tokens are in part `share`, and start there after `part` times as many, of `parts`: sequences may be cut.
+    """
+
+    def __init__(
+        self,
+        collectives: Collectives,
+        group: Group,
+        num_experts: int,
+        *,
+        per_sequence: bool,
+        share: int,
+        shares: int,
+        part: int,
+        parts: int,
+    ) -> None:
+        self.num_experts, self.num_ranks, self.per_sequence = num_experts, group.size, per_sequence
+        self.share, self.shares, self.part, self.parts = share, shares, part, parts
+        self.sum = reduce(collectives, group)
+
+    def collect(self, expert_TK: Tensor, probability_TE: Tensor, log_sum_T: Tensor, num_sequences: int) -> Any:
+        """-> (expert_TK, probability_BE, z_loss (1,), counts_BE): see RouterFigures. The experts come after the sum,
+        and so does what sends tokens to them."""
+        T, E = expert_TK.shape[0], self.num_experts
+        B = self.shares * num_sequences if self.per_sequence else 1
+        chosen_TE = ops.sum(ops.cast(ops.expand_dims(expert_TK, 2) == numbers(E), ms.float32), 1)
+        both_BE = self.by_sequence(ops.concat((probability_TE, chosen_TE), 1), num_sequences)
+        z = ops.reshape(ops.sum(log_sum_T * log_sum_T), (1,))
+        sums = self.sum(ops.concat((ops.reshape(both_BE, (B * 2 * E,)), z), 0))
+        both_BE = ops.reshape(sums[: B * 2 * E], (B, 2 * E))
+        tokens = T * self.num_ranks
+        counts_BE = ops.cast(ops.stop_gradient(both_BE[:, E:]), ms.int32)
+        return ops.depend(expert_TK, sums), both_BE[:, :E] / (tokens // B), sums[B * 2 * E :] / tokens, counts_BE
+
+    def by_sequence(self, x_TE: Tensor, num_sequences: int) -> Tensor:
+        """Sums over the tokens of each sequence of the micro-batch, as far as they are here: (B, E)."""
+        if not self.per_sequence:
+            return ops.sum(x_TE, 0, True)
+        T = x_TE.shape[0]
+        sequence_T = (numbers(T) + self.part * T) // (T * self.parts // num_sequences) + self.share * num_sequences
+        return ops.unsorted_segment_sum(x_TE, sequence_T, self.shares * num_sequences)

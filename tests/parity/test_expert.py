@@ -1,0 +1,180 @@
+"""Layers of experts over ranks against the fp64 oracle of the whole: outputs, gradients, drops, figures, order, bytes.
+
+Shape letters: see expert_cases.py.
+"""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ascend_moe_train.parallel.comm import LocalComm
+from tests.model_run import uniform
+from tests.oracle.arrays import F64
+from tests.oracle.differences import relative_error
+from tests.parity.expert_cases import (
+    CASES,
+    EVEN,
+    HIDDEN,
+    NUM_EXPERTS,
+    SKEWED,
+    Case,
+    Expected,
+    expected,
+    own_weight,
+    receive_rows,
+    rows_between,
+)
+from tests.parity.expert_worker import NOISE_SEED, layer_results
+from tests.ranks import run_ranks
+
+TOLERANCE = 1e-5
+# of one layer with rows in fp16, whose rounding is 2^-11
+FP16_TOLERANCE = 4e-3
+DEADLINE_S = 400.0
+FP32 = [name for name, case in CASES.items() if case.precision == "fp32"]
+ROUTINGS = (EVEN, SKEWED)
+BOTH = pytest.mark.parametrize("routing", ROUTINGS)
+
+
+@cache
+def launched(ranks: int) -> list[Any]:
+    names = [name for name, case in CASES.items() if case.ranks == ranks]
+    return run_ranks(ranks, "tests.parity.expert_worker:on_rank", names, deadline_s=DEADLINE_S)
+
+
+def found(name: str, routing: str) -> list[dict[str, Any]]:
+    """By rank."""
+    return [result[name][routing] for result in launched(CASES[name].ranks)]
+
+
+@cache
+def wanted(name: str, routing: str) -> Expected:
+    case = CASES[name]
+    noise_UD: F64 | None = None
+    if case.moe_config.jitter > 0:
+        noise_UD = uniform((case.num_tokens * case.ranks, HIDDEN), NOISE_SEED * 8191, case.moe_config.jitter)
+    return expected(case, routing, noise_UD)
+
+
+def whole(name: str, routing: str, key: str) -> Any:
+    return np.concatenate([result[key] for result in found(name, routing)])
+
+
+def gathered(name: str, routing: str, weight: str) -> F64:
+    """A weight's gradient: parts put together, and what several ranks have of one part added up."""
+    mesh = CASES[name].mesh
+    total: F64 = np.zeros(wanted(name, routing).grads[weight].shape)
+    for rank, result in enumerate(found(name, routing)):
+        index = own_weight(weight, mesh.coordinates(rank), mesh)
+        assert (index is None) == (weight not in result["grads"])
+        if index is not None:
+            total[index] += result["grads"][weight]
+    return total
+
+
+def errors(name: str, routing: str) -> dict[str, float]:
+    right = wanted(name, routing)
+    pairs = {
+        "y": (whole(name, routing, "y"), right.output.y_TD),
+        "dx": (whole(name, routing, "dx"), right.dx_UD),
+    } | {weight: (gathered(name, routing, weight), grad) for weight, grad in right.grads.items()}
+    for rank, result in enumerate(found(name, routing)):
+        pairs[f"balance of rank {rank}"] = (result["balance"], np.array([right.balance]))
+        pairs[f"z of rank {rank}"] = (result["z"], np.array([right.z]))
+    return {key: relative_error(*pair) for key, pair in pairs.items()}
+
+
+@BOTH
+@pytest.mark.parametrize("name", CASES)
+def test_outputs_and_gradients(name: str, routing: str) -> None:
+    tolerance = TOLERANCE if name in FP32 else FP16_TOLERANCE
+    wrong = {key: error for key, error in errors(name, routing).items() if not error < tolerance}
+    assert wrong == {}
+
+
+@BOTH
+@pytest.mark.parametrize("name", CASES)
+def test_drops_are_those_of_the_whole(name: str, routing: str) -> None:
+    case, plan = CASES[name], wanted(name, routing).output.dispatch
+    per_rank = (~plan.kept_N).reshape(case.ranks, -1).sum(axis=1)
+    assert [int(result["dropped"][0]) for result in found(name, routing)] == per_rank.tolist()
+    can_drop = case.moe_config.capacity_factor is not None or case.receive_factor is not None
+    assert (plan.dropped > 0) == can_drop
+
+
+@BOTH
+@pytest.mark.parametrize("name", CASES)
+def test_counts_are_those_of_the_whole_on_every_rank(name: str, routing: str) -> None:
+    case, expert_UK = CASES[name], wanted(name, routing).output.routing.expert_TK
+    rows = case.sequences * case.mesh.dp if case.moe_config.aux_loss_scope == "sequence" else 1
+    counts_BE = [np.bincount(row, minlength=NUM_EXPERTS).tolist() for row in expert_UK.reshape(rows, -1)]
+    assert [result["counts"].tolist() for result in found(name, routing)] == [counts_BE] * case.ranks
+
+
+def test_skewed_routing_is_extreme() -> None:
+    assert wanted("ep2, top-1", SKEWED).output.dispatch.count_E.tolist() == [0, 0, 0, 0, 0, 24, 0, 0]
+    assert wanted("ep4", SKEWED).output.dispatch.count_E[[0, 5]].tolist() == [0, 48]
+
+
+@BOTH
+def test_half_precision_is_that_of_one_process(routing: str) -> None:
+    """Bit for bit: rows do not depend on who computes them."""
+    name = "ep2, fp16"
+    alone = layer_results(CASES[name], LocalComm())[routing]
+    for key in ("y", "dx"):
+        assert whole(name, routing, key).dtype == np.float16
+        assert np.array_equal(whole(name, routing, key), alone[key]), key
+
+
+@BOTH
+@pytest.mark.parametrize("name", CASES)
+def test_order_is_the_same_on_every_rank(name: str, routing: str) -> None:
+    first, *others = [[call[:2] for call in result["calls"]] for result in found(name, routing)]
+    assert others == [first] * len(others)
+
+
+@BOTH
+@pytest.mark.parametrize("name", CASES)
+def test_bytes_are_those_of_the_formula(name: str, routing: str) -> None:
+    rows_WW = rows_between(CASES[name], wanted(name, routing).output)
+    for rank, result in enumerate(found(name, routing)):
+        seen: dict[tuple[str, str], int] = {}
+        for verb, group, payload_bytes in result["calls"]:
+            seen[verb, group] = seen.get((verb, group), 0) + payload_bytes
+        assert seen == formula(CASES[name], rank, rows_WW)
+
+
+def formula(case: Case, rank: int, rows_WW: Any) -> dict[tuple[str, str], int]:
+    """(verb, group) -> payload in bytes of one layer forward and backward: the docstrings of GlobalFigures, of the
+    admissions and of ExpertDispatcher."""
+    moe, mesh, E = case.moe_config, case.mesh, NUM_EXPERTS
+    row_bytes = HIDDEN * (2 if case.precision == "fp16" else 4)
+    sequences = case.sequences * mesh.dp if moe.aux_loss_scope == "sequence" else 1
+    found = {("all_reduce", "stage"): 4 * (2 * sequences * E + 1)}
+    if moe.capacity_factor is not None:
+        by_gate = moe.drop_policy == "probability"
+        found["all_gather", "stage"] = 4 * 2 * case.num_tokens * moe.top_k if by_gate else 4 * E
+    elif mesh.ep * mesh.etp > 1:
+        found["all_gather", "ep x etp"] = 4 * E
+    n, m = int(rows_WW[rank].sum()), int(rows_WW[:, rank].sum())
+    if "hierarchical_ranks" in case.parallel:
+        q = middle_rows(case, rank, rows_WW)
+        found["all_to_all_v", "ep inside nodes"] = 2 * (n + q) * row_bytes
+        found["all_to_all_v", "ep across nodes"] = 2 * (q + m) * row_bytes
+    elif mesh.ep > 1:
+        found["all_to_all_v", "ep"] = 2 * (n + m) * row_bytes
+    if mesh.etp > 1:
+        assert moe.capacity_factor is None or mesh.ep == 1
+        room = receive_rows(case) or mesh.ep * case.num_tokens * min(moe.top_k, E // mesh.ep)
+        found["all_gather", "etp"] = 2 * room * row_bytes
+        found["reduce_scatter", "etp"] = 2 * mesh.etp * room * row_bytes
+    return found
+
+
+def middle_rows(case: Case, rank: int, rows_WW: Any) -> int:
+    """Rows that pass this rank in two steps: from ranks of its node to ranks with its place in theirs. etp is 1."""
+    size = case.parallel["hierarchical_ranks"]
+    node, place = divmod(rank, size)
+    return int(rows_WW[node * size : (node + 1) * size, place::size].sum())
