@@ -57,10 +57,14 @@ def prune(root: Path, step: int, keep: int) -> None:
         _discard(path)
 
 
-def tidy(root: Path) -> None:
-    """Ends what an interrupted save began: unfinished folders go, a folder set aside goes or gets its name back."""
+def tidy(root: Path, but: Path | None = None) -> None:
+    """Ends what an interrupted save began: unfinished folders go, a folder set aside goes or gets its name back.
+
+    An unfinished folder `but` stays.
+    """
     for path in listing(root):
-        if path.name.startswith(_TEMPORARY) and layout.step_of(path.name.removeprefix(_TEMPORARY)) is not None:
+        unfinished = path.name.startswith(_TEMPORARY) and layout.step_of(path.name.removeprefix(_TEMPORARY)) is not None
+        if unfinished and path != but:
             remove(path)
     for path in listing(root):
         name = path.name.removeprefix(_REPLACED)

@@ -38,6 +38,7 @@ FORMAT = "amt-checkpoint"
 VERSION = 2
 MANIFEST_NAME = "manifest.json"
 EXTRAS_FOLDER = "huggingface"
+FILE_STEM = "tensors"
 MAX_MANIFEST_BYTES = 256 * 2**20
 MAX_FILE_BYTES = 2**30
 MAX_PIECE_BYTES = 256 * 2**20
@@ -201,7 +202,12 @@ def cut_whole(name: str, spec: TensorSpec, max_piece_bytes: int) -> dict[str, Bo
     return {piece_key(name, spec.shape, box): box for box in pieces}
 
 
-def plan_files(specs: Mapping[str, Spec], max_file_bytes: int, stem: str = "tensors") -> dict[str, list[str]]:
+def file_stem(writer: int, num_writers: int) -> str:
+    """What the names of a writer's files begin with."""
+    return FILE_STEM if num_writers == 1 else f"{FILE_STEM}-r{writer:05d}"
+
+
+def plan_files(specs: Mapping[str, Spec], max_file_bytes: int, stem: str = FILE_STEM) -> dict[str, list[str]]:
     """Shares tensors out to files of at most `max_file_bytes` of data; a larger tensor gets a file of its own."""
     groups: list[list[str]] = []
     room_bytes = 0

@@ -4,6 +4,7 @@
         save.json                      from the first writer: which save this is, of how many writers
         tensors-r00003-00000.safetensors
         part-00003.json                from writer 3, once its files are on the disk: what they hold; or what went wrong
+        part-00000.json                from the first writer, only where something went wrong: no checkpoint comes of it
 
 Only the folder connects them: no collective runs while files are written, so a writer that dies blocks no other beyond
 the deadline. A save has an identity made at random, which every part repeats: what an earlier save left behind, or
@@ -14,13 +15,14 @@ import os
 import secrets
 import time
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import Field, ValidationError
 
 from ascend_moe_train.checkpoint import layout
-from ascend_moe_train.checkpoint.files import naming, open_regular, write_synced
+from ascend_moe_train.checkpoint.files import naming, open_regular, remove, write_synced
 from ascend_moe_train.checkpoint.folders import listing
 from ascend_moe_train.checkpoint.layout import TensorEntry
 from ascend_moe_train.checkpoint.sealed import dump_sealed, parse_sealed
@@ -34,8 +36,13 @@ _MAX_PROBLEM = 1000
 _MAX_NAMED = 8
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.005, 0.2
 
+_Message = TypeVar("_Message", bound=Part)
 Identity = tuple[int, int]
 """Device and inode of a folder, which it keeps when it gets another name."""
+
+
+class OthersProblem(CheckpointError):
+    """What kept another writer from its part, in its own words."""
 
 
 class Save(Part):
@@ -64,28 +71,50 @@ def find_save(folder: Path, num_writers: int, deadline_s: float) -> tuple[Save, 
     """The save that is made in `folder`, waiting for the first writer to announce it.
 
     Raises:
-        CheckpointError: it does not before the deadline, or means another number of writers.
+        CheckpointError: it does not before the deadline, has given up, or means another number of writers.
     """
     path = folder / SAVE_NAME
     for _ in _until(deadline_s):
         identity = identity_of(folder)
         if identity is not None and path.exists():
-            save = _parse_save(path)
+            save = _parse(path, Save, _SAVE_FORMAT)
             if save.num_writers != num_writers:
                 raise CheckpointError(f"{path}: {save.num_writers} writers were announced, but there are {num_writers}")
+            _check_given_up(folder, save)
             return save, identity
     raise CheckpointError(
         f"{path}: not there after {deadline_s:g} s: writer 0 has not begun, or does not share this folder"
     )
 
 
-def write_part(
-    folder: Path, save: Save, writer: int, tensors: Mapping[str, TensorEntry], problem: str | None = None
-) -> None:
-    """Makes a writer's part known, complete or not at all. Raises CheckpointError: it cannot be written."""
-    shown = None if problem is None else " ".join(problem.split())[:_MAX_PROBLEM]
-    part = WrittenPart(identity=save.identity, writer=writer, tensors=dict(tensors), problem=shown)
-    _put(folder / _part_name(writer), dump_sealed(part.model_dump(), _PART_FORMAT, _VERSION))
+def hand_in(folder: Path, save: Save, writer: int, tensors: Mapping[str, TensorEntry]) -> None:
+    """Makes a writer's part known, whose files are on the disk. Raises CheckpointError: it cannot be written."""
+    _put_part(folder, WrittenPart(identity=save.identity, writer=writer, tensors=dict(tensors)))
+
+
+def give_up(folder: Path, save: Save, writer: int, error: BaseException) -> None:
+    """Tells the others that a writer does not hand in its part, and removes its files; the first one: everybody's.
+
+    When the first one has given up, the save has failed. Raises CheckpointError: nothing can be written.
+    """
+    problem = str(error) or type(error).__name__
+    if not isinstance(error, OthersProblem):
+        problem = f"writer {writer} of {save.num_writers}: {problem}"
+    remove_files(folder, save, writer)
+    shown = " ".join(problem.split())[:_MAX_PROBLEM]
+    _put_part(folder, WrittenPart(identity=save.identity, writer=writer, tensors={}, problem=shown))
+
+
+def remove_files(folder: Path, save: Save, writer: int) -> None:
+    """Removes the tensors that a writer wrote, for the first one what all wrote; what cannot be removed stays.
+
+    The files by which writers tell each other are left: some may still be looking for them.
+    """
+    stem = layout.file_stem(writer, save.num_writers) if writer > 0 else layout.FILE_STEM
+    for path in listing(folder):
+        if path.name.startswith(stem) or (writer == 0 and path.name == layout.MANIFEST_NAME):
+            with suppress(CheckpointError):
+                remove(path)
 
 
 def collect_parts(folder: Path, save: Save, deadline_s: float) -> list[dict[str, TensorEntry]]:
@@ -97,13 +126,8 @@ def collect_parts(folder: Path, save: Save, deadline_s: float) -> list[dict[str,
     """
     found: dict[int, dict[str, TensorEntry]] = {}
     for _ in _until(deadline_s):
-        for writer in _present(folder, save.num_writers) - found.keys():
-            part = _parse_part(folder / _part_name(writer))
-            if part.identity != save.identity or part.writer != writer:
-                raise CheckpointError(f"{folder / _part_name(writer)}: of another save: do two runs write here?")
-            if part.problem is not None:
-                raise CheckpointError(f"writer {writer} of {save.num_writers}: {part.problem}")
-            found[writer] = part.tensors
+        for writer in _present(folder, save.num_writers) - {0} - found.keys():
+            found[writer] = _read_part(folder, save, writer).tensors
         if len(found) == save.num_writers - 1:
             return [found[writer] for writer in sorted(found)]
     missing = sorted(set(range(1, save.num_writers)) - found.keys())
@@ -114,13 +138,16 @@ def await_folder(temporary: Path, folder: Path, identity: Identity, save: Save, 
     """Returns once the first writer has given the folder its final name.
 
     Raises:
-        CheckpointError: it has removed the folder instead, or has done neither at the deadline.
+        OthersProblem: it has given up.
+        CheckpointError: the folder is gone; or has not got its name at the deadline.
     """
     for _ in _until(deadline_s):
         if identity_of(folder) == identity:
             return
-        if identity_of(temporary) != identity and identity_of(folder) != identity:
-            raise CheckpointError(f"{folder}: was given up by writer 0, whose message says why")
+        if identity_of(temporary) == identity:
+            _check_given_up(temporary, save)
+        elif identity_of(folder) != identity:
+            raise CheckpointError(f"{temporary}: was removed while it was being written")
     missing = sorted(set(range(1, save.num_writers)) - _present(temporary, save.num_writers)) or [0]
     raise CheckpointError(f"{temporary}: nothing from {_named(missing, save.num_writers)} after {deadline_s:g} s")
 
@@ -134,20 +161,31 @@ def identity_of(folder: Path) -> Identity | None:
     return status.st_dev, status.st_ino
 
 
-def _parse_save(path: Path) -> Save:
-    content = parse_sealed(_read(path), "save", _SAVE_FORMAT, _VERSION, str(path))
+def _check_given_up(folder: Path, save: Save) -> None:
+    if 0 in _present(folder, save.num_writers):
+        _read_part(folder, save, 0)
+
+
+def _read_part(folder: Path, save: Save, writer: int) -> WrittenPart:
+    path = folder / _part_name(writer)
+    part = _parse(path, WrittenPart, _PART_FORMAT)
+    if part.identity != save.identity or part.writer != writer:
+        raise CheckpointError(f"{path}: of another save: do two runs write here?")
+    if part.problem is not None:
+        raise OthersProblem(part.problem)
+    return part
+
+
+def _parse(path: Path, kind: type[_Message], format_name: str) -> _Message:
+    content = parse_sealed(_read(path), "message", format_name, _VERSION, str(path))
     try:
-        return Save.model_validate(content)
+        return kind.model_validate(content)
     except ValidationError as error:
         raise CheckpointError(f"{path}: {layout.first_problem(error)}") from error
 
 
-def _parse_part(path: Path) -> WrittenPart:
-    content = parse_sealed(_read(path), "part", _PART_FORMAT, _VERSION, str(path))
-    try:
-        return WrittenPart.model_validate(content)
-    except ValidationError as error:
-        raise CheckpointError(f"{path}: {layout.first_problem(error)}") from error
+def _put_part(folder: Path, part: WrittenPart) -> None:
+    _put(folder / _part_name(part.writer), dump_sealed(part.model_dump(), _PART_FORMAT, _VERSION))
 
 
 def _put(path: Path, data: bytes) -> None:
@@ -172,7 +210,7 @@ def _part_name(writer: int) -> str:
 def _present(folder: Path, num_writers: int) -> set[int]:
     """The writers whose parts are there."""
     names = {path.name for path in listing(folder)}
-    return {writer for writer in range(1, num_writers) if _part_name(writer) in names}
+    return {writer for writer in range(num_writers) if _part_name(writer) in names}
 
 
 def _named(writers: Collection[int], num_writers: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from io import FileIO
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -26,15 +26,9 @@ def write_file(path: Path, header: bytes, tensors: Mapping[str, Array]) -> dict[
 
     Holds a copy of one tensor at a time if it is not contiguous, else none. Raises CheckpointError naming the file.
     """
-    digests = {}
     with naming("write", path), path.open("xb") as stream:
         stream.write(header)
-        for name, array in tensors.items():
-            digest = hashlib.sha256()
-            for part in _parts(np.asarray(array, order="C")):
-                stream.write(part)
-                digest.update(part)
-            digests[name] = digest.hexdigest()
+        digests = {name: _write_tensor(stream, array) for name, array in tensors.items()}
         sync_file(stream)
     return digests
 
@@ -92,6 +86,14 @@ def read_into(stream: FileIO, array: Array, sha256: str, where: str) -> None:
         raise CheckpointError(f"{where}: sha256 does not match the manifest: damaged")
     if array.dtype == np.bool_ and array.size and array.view(np.uint8).max() > 1:
         raise CheckpointError(f"{where}: a bool is stored as a byte above 1")
+
+
+def _write_tensor(stream: BinaryIO, array: Array) -> str:
+    digest = hashlib.sha256()
+    for part in _parts(np.asarray(array, order="C")):
+        stream.write(part)
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def _parts(array: Array) -> Iterator[memoryview]:

@@ -65,7 +65,7 @@ def write_portions(
             arrays[key] = array
             stored[key] = StoredPiece(name, box, dtype, array.shape, sha256="")
     pieces: dict[str, list[PieceEntry]] = {name: [] for name in dtypes}
-    stem = "tensors" if num_writers == 1 else f"tensors-r{writer:05d}"
+    stem = layout.file_stem(writer, num_writers)
     for file, keys in layout.plan_files(stored, max_file_bytes, stem).items():
         header = layout.file_layout({key: stored[key] for key in keys}).header
         digests = write_file(folder / file, header, {key: arrays[key] for key in keys})

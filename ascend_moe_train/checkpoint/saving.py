@@ -90,9 +90,9 @@ def save_part(
         max_piece_bytes: larger boxes are cut.
 
     Raises:
-        CheckpointError: as of `save`, for the first writer also for the problems of the others; elements that nobody or
-            more than one has written; the deadline, naming the writers that are missing. The checkpoints that were
-            there remain, and no new one appears.
+        CheckpointError: as of `save`, the problem of any writer is told to all; elements that nobody or more than one
+            has written; the deadline, naming the writers that are missing. The checkpoints that were there remain, and
+            no new one appears; what is left in a hidden folder goes with the next `prepare`.
     """
     if keep < 1:
         raise ValueError(f"keep {keep}: allowed are numbers from 1")
@@ -112,9 +112,9 @@ def save_part(
     try:
         _put_together(temporary, step, writer, write, meta)
         publish(temporary, folder)
-    except BaseException:
+    except BaseException as error:
         with suppress(CheckpointError):
-            tidy(root)
+            tidy(root, but=_give_up(temporary, writer, error))
         raise
     tidy(root)
     prune(root, step, keep)
@@ -125,12 +125,29 @@ def _hand_in(temporary: Path, folder: Path, writer: Writer, write: _Write) -> No
     """Writes files, then the part that tells of them, or at once one that tells of the problem; then waits."""
     save, identity = parts.find_save(temporary, writer.count, writer.deadline_s)
     try:
-        parts.write_part(temporary, save, writer.index, write())
+        parts.hand_in(temporary, save, writer.index, write())
     except BaseException as error:
         with suppress(CheckpointError):
-            parts.write_part(temporary, save, writer.index, {}, str(error) or type(error).__name__)
+            parts.give_up(temporary, save, writer.index, error)
         raise
-    parts.await_folder(temporary, folder, identity, save, writer.deadline_s)
+    try:
+        parts.await_folder(temporary, folder, identity, save, writer.deadline_s)
+    except parts.OthersProblem:  # only now is it sure that nobody makes a checkpoint of these files
+        with suppress(CheckpointError):
+            parts.remove_files(temporary, save, writer.index)
+        raise
+
+
+def _give_up(temporary: Path, writer: Writer, error: BaseException) -> Path | None:
+    """Tells the other writers why no checkpoint comes of it; returns the folder that they find it in, if any."""
+    if writer.count == 1:
+        return None
+    try:
+        save, _ = parts.find_save(temporary, writer.count, 0.0)
+        parts.give_up(temporary, save, writer.index, error)
+    except CheckpointError:
+        return None
+    return temporary
 
 
 def _put_together(temporary: Path, step: int, writer: Writer, write: _Write, meta: Mapping[str, Any]) -> None:
