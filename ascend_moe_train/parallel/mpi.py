@@ -6,7 +6,6 @@ fp16 and bf16, which MPI does not know, cost nothing extra. It is also no slower
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ from ascend_moe_train.parallel.comm import (
 # up to here one message with everything is faster than two steps
 SMALL_BYTES = 4096
 # sums are made in blocks, so that the scratch space stays small and in the cache
-BLOCK_BYTES = 4 * 2**20
+BLOCK_BYTES = 16 * 2**20
 
 
 class MpiComm:
@@ -57,13 +56,14 @@ class MpiComm:
             return into(out, x)
         result = np.empty(x.shape, x.dtype) if out is None else out
         source, target = _flat(x), _flat(result)
-        block = max(BLOCK_BYTES // moved.itemsize, 1)
-        if source.size * moved.itemsize <= SMALL_BYTES:
-            self._reduce_small(group, _rounded(source, moved), how, target)
-            return result
-        for start in range(0, source.size, block):
-            part = slice(start, start + block)
+        # equal parts, and what is left after them; MPI's gathering of unequal parts is many times slower
+        whole = 0 if source.nbytes <= SMALL_BYTES else source.size - source.size % group.size
+        block = _block(moved, group.size) * group.size
+        for start in range(0, whole, block):
+            part = slice(start, min(start + block, whole))
             self._reduce_block(group, _rounded(source[part], moved), how, target[part])
+        if whole < source.size:
+            self._reduce_small(group, _rounded(source[whole:], moved), how, target[whole:])
         return result
 
     def all_gather(self, group: Group, x: Array, out: Array | None = None) -> Array:
@@ -80,7 +80,7 @@ class MpiComm:
             return into(out, x)
         result = np.empty((rows, *x.shape[1:]), x.dtype) if out is None else out
         source, target = _flat(x), _flat(result)
-        block = max(BLOCK_BYTES // moved.itemsize // group.size, 1)
+        block = _block(moved, group.size)
         for start in range(0, target.size, block):
             part = target[start : start + block]
             starts = [index * target.size + start for index in range(group.size)]
@@ -88,7 +88,7 @@ class MpiComm:
             if moved != source.dtype:
                 sent = np.concatenate([_rounded(source[each : each + part.size], moved) for each in starts])
                 starts = [index * part.size for index in range(group.size)]
-            _add(self._exchange(group, sent, starts, [part.size] * group.size), "sum", part)
+            _add(self._exchange(group, sent, starts, part.size), "sum", part)
         return result
 
     def all_to_all(self, group: Group, x: Array, out: Array | None = None) -> Array:
@@ -142,34 +142,35 @@ class MpiComm:
         _add(list(received), how, target, sent.dtype)
 
     def _reduce_block(self, group: Group, sent: Array, how: How, target: Array) -> None:
-        bounds = [sent.size * index // group.size for index in range(group.size + 1)]
-        counts = [stop - start for start, stop in pairwise(bounds)]
-        parts = self._exchange(group, sent, bounds[:-1], counts)
+        count = sent.size // group.size
+        parts = self._exchange(group, sent, range(0, sent.size, count), count)
         gathered = target if sent.dtype == target.dtype else np.empty(sent.size, sent.dtype)
-        _add(parts, how, gathered[bounds[group.index] : bounds[group.index + 1]])
-        size = sent.dtype.itemsize
-        places = ([count * size for count in counts], [start * size for start in bounds[:-1]])
-        self._of(group).Allgatherv(MPI.IN_PLACE, [_bytes(gathered), places])
+        _add(parts, how, gathered[group.index * count :][:count])
+        self._of(group).Allgather(MPI.IN_PLACE, _bytes(gathered))
         if gathered is not target:
             target[...] = gathered
 
-    def _exchange(self, group: Group, sent: Array, starts: Sequence[int], counts: Sequence[int]) -> list[Array]:
-        """Every rank's elements for this rank, in the order of the ranks: `counts[i]` elements from `starts[i]` on go
-        to rank i. The parts are valid until the next call."""
-        size, mine, count = sent.dtype.itemsize, group.index, counts[group.index]
-        if self._scratch.size < group.size * count * size:
-            self._scratch = np.empty(group.size * count * size, np.uint8)
-        received = self._scratch[: group.size * count * size]
+    def _exchange(self, group: Group, sent: Array, starts: Sequence[int], count: int) -> list[Array]:
+        """Every rank's elements for this rank, in the order of the ranks: `count` elements from `starts[i]` on go to
+        rank i. The parts are valid until the next call."""
+        part_bytes, mine = count * sent.dtype.itemsize, group.index
+        if self._scratch.size < group.size * part_bytes:
+            self._scratch = np.empty(group.size * part_bytes, np.uint8)
+        received = self._scratch[: group.size * part_bytes]
         # what a rank has for itself stays where it is
-        send_bytes = [0 if index == mine else each * size for index, each in enumerate(counts)]
-        recv_bytes = [0 if index == mine else count * size for index in range(group.size)]
+        sizes = [0 if index == mine else part_bytes for index in range(group.size)]
         self._of(group).Alltoallv(
-            [_bytes(sent), (send_bytes, [start * size for start in starts])],
-            [received, (recv_bytes, [index * count * size for index in range(group.size)])],
+            [_bytes(sent), (sizes, [start * sent.dtype.itemsize for start in starts])],
+            [received, (sizes, [index * part_bytes for index in range(group.size)])],
         )
         parts = list(received.view(sent.dtype).reshape(group.size, count))
-        parts[mine] = sent[starts[mine] : starts[mine] + count]
+        parts[mine] = sent[starts[mine] :][:count]
         return parts
+
+
+def _block(dtype: np.dtype[Any], size: int) -> int:
+    """Elements of one rank's part of a block."""
+    return max(BLOCK_BYTES // dtype.itemsize // size, 1)
 
 
 def _flat(x: Array) -> Array:

@@ -12,6 +12,7 @@ from ascend_moe_train.data.tokenizer import Tokenizer
 from ascend_moe_train.model.adapters import num_adapter_parameters, run_flops_per_token
 from ascend_moe_train.model.config import LoraConfig, ModelConfig
 from ascend_moe_train.model.counts import num_active_parameters, num_parameters
+from ascend_moe_train.parallel.callback import named_failures
 from ascend_moe_train.train.evaluate import Evaluator
 from ascend_moe_train.train.generate import TOKENIZER, Generator, Sampling, text_pieces
 from ascend_moe_train.train.inputs import Inputs
@@ -38,7 +39,7 @@ def train(config: RunConfig, inputs: Inputs, view: View, stop: StopRequest, rank
     run_dir = Path(config.run.dir)
     trainer = Trainer(config, inputs.train, view.note, ranks, inputs.start)
     peak, source = _peak(config, trainer.device, run_dir, ranks)
-    with _records(config, run_dir, trainer, view) as record, _saver(trainer) as saver:
+    with named_failures(), _records(config, run_dir, trainer, view) as record, _saver(trainer) as saver:
         if ranks.is_first:
             _write_facts(config, inputs, run_dir, peak, source)
         view.note(f"{_where(trainer)}, {_what_is_next(trainer)}")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ascend_moe_train.parallel import autodiff
-from ascend_moe_train.parallel.comm import Array, Group, LocalComm, RecordingComm, Wire
+from ascend_moe_train.parallel.comm import Array, Group, LocalComm, RecordingComm, Wire, into
 from tests.oracle.differences import relative_error
 from tests.parity.collective_gradients import (
     REPLICATED,
@@ -96,10 +96,10 @@ class TwoAlike(LocalComm):
     world = Group(name="world", ranks=(0, 1), index=0)
 
     def all_gather(self, group: Group, x: Array, out: Array | None = None) -> Array:
-        return np.concatenate([x, x])
+        return into(out, np.concatenate([x, x]))
 
     def reduce_scatter(self, group: Group, x: Array, wire: Wire | None = None, out: Array | None = None) -> Array:
-        return 2 * x[: len(x) // 2]
+        return into(out, 2 * x[: len(x) // 2])
 
 
 @pytest.mark.parametrize("in_order", [autodiff.InOrder(), unordered])

@@ -10,6 +10,8 @@ from tests.parity.collective_host import host_results
 from tests.ranks import run_ranks
 
 DEADLINE_S = 300.0
+# then operators in graphs copy, by MindSpore's own way
+NO_COMPILER = {"CC": "no-compiler"}
 RANKS = [2, 4, pytest.param(8, marks=pytest.mark.slow)]
 
 
@@ -28,6 +30,11 @@ def test_host_on_mpi(n: int) -> None:
 
 def test_graph_on_one_rank() -> None:
     assert wrong_of([host_graph_results(LocalComm())]) == []
+
+
+def test_graph_on_mpi_without_a_compiler() -> None:
+    found = run_ranks(2, "tests.parity.collective_graph:mpi_graph", deadline_s=DEADLINE_S, environment=NO_COMPILER)
+    assert wrong_of(found) == []
 
 
 @pytest.mark.parametrize("n", RANKS)
