@@ -5,7 +5,7 @@ Not counted here: activation bytes, optimizer state.
 """
 
 from collections.abc import Iterator
-from math import prod
+from math import ceil, prod
 
 from ascend_moe_train.model.config import MLAConfig, ModelConfig, MoEConfig
 
@@ -176,6 +176,12 @@ def num_active_parameters(cfg: ModelConfig) -> int:
         return total
     experts = parameters_by_part(cfg)["experts"]
     return total - experts + experts // cfg.moe.num_experts * cfg.moe.top_k
+
+
+def expert_capacity(capacity_factor: float, num_tokens: int, top_k: int, num_experts: int) -> int:
+    """Assignments that one expert takes of so many tokens: ceil(capacity_factor * T * K / E) (GShard: Lepikhin et al.,
+    2020, section 3.1)."""
+    return ceil(capacity_factor * num_tokens * top_k / num_experts)
 
 
 def forward_flops_per_token(cfg: ModelConfig, seq_len: int, *, causal: bool = True) -> int:

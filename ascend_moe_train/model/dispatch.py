@@ -1,12 +1,12 @@
 """Tokens to expert order and back. Shape letters: see kernels/protocol.py."""
 
-import math
 from typing import Any
 
 from mindspore import ops
 from mindspore.ops import constexpr
 
 from ascend_moe_train.model.config import MoEConfig
+from ascend_moe_train.model.counts import expert_capacity
 from ascend_moe_train.model.kernels.protocol import Kernels
 
 Tensor = Any
@@ -18,10 +18,8 @@ Tensor = Any
 DispatchMeta = tuple[Tensor, Tensor, Tensor]
 
 
-@constexpr
-def expert_capacity(capacity_factor: float, num_tokens: int, top_k: int, num_experts: int) -> int:
-    """Rows that one expert may hold: ceil(capacity_factor * T * K / E)."""
-    return math.ceil(capacity_factor * num_tokens * top_k / num_experts)
+# a graph takes what is computed of its shapes from functions that are marked so
+_capacity = constexpr(expert_capacity)
 
 
 class LocalDispatcher:
@@ -37,7 +35,7 @@ class LocalDispatcher:
         T, K = expert_TK.shape
         capacity = None
         if self.capacity_factor is not None:
-            capacity = expert_capacity(self.capacity_factor, T, K, self.num_experts)
+            capacity = _capacity(self.capacity_factor, T, K, self.num_experts)
         row_TK, source_R, counts_E = self.kernels.sort_by_expert(
             expert_TK, ops.stop_gradient(gate_TK), self.num_experts, capacity, self.by_probability
         )

@@ -1,7 +1,7 @@
 """Every layout trains as one process does: losses, gradients, norms, weights, drops and balance biases."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from typing import Any
@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from ascend_moe_train.parallel.mesh import mesh_of
+from ascend_moe_train.parallel.traffic import model_traffic
 from tests.oracle.differences import relative_error
 from tests.parity.layouts import STEPS, Case, all_cases, some_cases
 from tests.parity.train_worker import train
@@ -71,6 +73,26 @@ def assert_same_order(case: Case, by_rank: Sequence[Mapping[str, Any]]) -> None:
     assert all(order == orders["all", 0][0] for order in orders["all", 0]), case.name
 
 
+def assert_payloads_are_as_computed(case: Case, by_rank: Sequence[Mapping[str, Any]]) -> None:
+    """Of all ranks together, in every step."""
+    config = case.run()
+    mesh = mesh_of(config, len(by_rank))
+    of_weights = totals(each for result in by_rank for each in result["expected"])
+    for step, figures in enumerate(by_rank[0]["figures"]):
+        found = totals(each for result in by_rank for each in result["calls"][step])
+        expected = model_traffic(config, mesh, int(figures["counts_LE"].sum()) - figures["num_dropped"])
+        for key, size_bytes in of_weights.items():
+            expected[key] = expected.get(key, 0) + size_bytes
+        assert found == expected, case.name
+
+
+def totals(calls: Iterable[Sequence[Any]]) -> dict[tuple[str, str], int]:
+    found: dict[tuple[str, str], int] = defaultdict(int)
+    for verb, group, size_bytes in calls:
+        found[verb, group] += size_bytes
+    return dict(found)
+
+
 def check(cases: list[Case], num_ranks: int, deadline_s: float) -> None:
     of_ranks = run_ranks(
         num_ranks, "tests.parity.train_worker:on_rank", [asdict(case) for case in cases], deadline_s=deadline_s
@@ -80,6 +102,7 @@ def check(cases: list[Case], num_ranks: int, deadline_s: float) -> None:
         try:
             assert_equal_to_one_process(case, by_rank)
             assert_same_order(case, by_rank)
+            assert_payloads_are_as_computed(case, by_rank)
         except AssertionError as error:
             raise AssertionError(f"{case.name}: {error}") from error
 

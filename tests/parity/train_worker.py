@@ -16,6 +16,7 @@ from ascend_moe_train.parallel.apply import parallelize, placed_by
 from ascend_moe_train.parallel.comm import Comm, LocalComm, RecordingComm
 from ascend_moe_train.parallel.host_ops import HostOps
 from ascend_moe_train.parallel.mesh import Mesh, mesh_of, num_micro
+from ascend_moe_train.parallel.zero_costs import zero_traffic
 from ascend_moe_train.train.persist import Tensors
 from ascend_moe_train.train.session import build_model
 from ascend_moe_train.train.step import TrainStep
@@ -33,11 +34,13 @@ def on_rank(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def train(case: Case, comm: Comm | None = None) -> dict[str, Any]:
-    """Figures of each step; this rank's pieces of all saved tensors after the first and the last; its collectives."""
+    """Figures of each step; this rank's pieces of all saved tensors after the first and the last; its collectives, and
+    the payload of those of gradients and weights as it should be."""
     config = case.run()
-    recording = RecordingComm(comm or LocalComm())
+    inner = comm or LocalComm()
+    recording = RecordingComm(inner)
     mesh = mesh_of(config, recording.world.size)
-    data = recording.split("dp", mesh.groups(("dp",)))
+    data = inner.split("dp", mesh.groups(("dp",)))
     ms.set_seed(0)
     model, kernels, _ = build_model(config)
     sharded = parallelize(model, mesh, config, HostOps(recording))
@@ -52,7 +55,7 @@ def train(case: Case, comm: Comm | None = None) -> dict[str, Any]:
         differentiated=sharded.differentiated,
         summed=sharded.summed,
         names=sharded.names,
-        total_of=lambda count: int(recording.all_reduce(data, np.array([count]))[0]),
+        total_of=lambda count: int(inner.all_reduce(data, np.array([count]))[0]),
     )
     figures, pieces, calls = [], {}, []
     for number in range(STEPS):
@@ -63,7 +66,9 @@ def train(case: Case, comm: Comm | None = None) -> dict[str, Any]:
         calls.append([[call.verb, call.group, call.payload_bytes] for call in recording.calls])
         if number in (0, STEPS - 1):
             pieces[str(number)] = _pieces(tensors)
-    return {"figures": figures, "pieces": pieces, "calls": calls}
+    of_weights = zero_traffic(sharded.plan, num_micro(config.batch, mesh))
+    expected = [[verb, group, size_bytes] for (verb, group), (_, size_bytes) in of_weights.items()]
+    return {"figures": figures, "pieces": pieces, "calls": calls, "expected": expected}
 
 
 def _own(batch: Batch, config: RunConfig, mesh: Mesh, dp_rank: int) -> Batch:

@@ -16,7 +16,8 @@ from ascend_moe_train.model.config import MoEConfig
 from ascend_moe_train.model.router import Router
 from ascend_moe_train.parallel.comm import LocalComm
 from ascend_moe_train.parallel.exchange import Regrouping
-from ascend_moe_train.parallel.expert import ExpertSizes, make_dispatcher
+from ascend_moe_train.parallel.expert import make_dispatcher
+from ascend_moe_train.parallel.expert_sizes import ExpertSizes
 from ascend_moe_train.parallel.host_ops import HostOps
 from ascend_moe_train.parallel.mesh import Mesh
 from tests.model_run import kernels

@@ -1,0 +1,74 @@
+"""Fixed sizes of what travels to experts and back. Pure. Shape letters: see model/kernels/protocol.py."""
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+from ascend_moe_train.model.config import MoEConfig
+from ascend_moe_train.model.counts import expert_capacity
+from ascend_moe_train.parallel.mesh import STAGE_AXES, Mesh
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertSizes:
+    """Fixed sizes of the experts' region on every rank. `num_tokens` are those of one rank."""
+
+    num_tokens: int
+    top_k: int
+    num_experts: int
+    ep: int
+    etp: int
+    capacity: int | None
+    """Assignments that an expert takes of the global micro-batch: that of one process that has it whole."""
+    receive_factor: float | None
+
+    @classmethod
+    def of(cls, config: MoEConfig, mesh: Mesh, num_tokens: int, receive_factor: float | None) -> Self:
+        """Those of a layer on a mesh."""
+        capacity = None
+        if config.capacity_factor is not None:
+            total = num_tokens * mesh.size(STAGE_AXES)
+            capacity = expert_capacity(config.capacity_factor, total, config.top_k, config.num_experts)
+        return cls(
+            num_tokens=num_tokens,
+            top_k=config.top_k,
+            num_experts=config.num_experts,
+            ep=mesh.ep,
+            etp=mesh.etp,
+            capacity=capacity,
+            receive_factor=receive_factor,
+        )
+
+    @property
+    def send_rows(self) -> int:
+        """Rows that a rank may send: one for each assignment."""
+        return self.num_tokens * self.top_k
+
+    def rows_from(self, senders: int, num_experts: int) -> int:
+        """At most so many rows come from so many ranks for so many experts: a token chooses an expert once."""
+        return senders * self.num_tokens * min(self.top_k, num_experts)
+
+    @property
+    def most_rows(self) -> int:
+        """Rows that may come to a rank from its ep group if none is turned away."""
+        local = self.num_experts // self.ep
+        worst = self.rows_from(self.ep, local)
+        return worst if self.capacity is None else min(worst, local * self.capacity)
+
+    @property
+    def receive_rows(self) -> int:
+        """Rows that a rank has room for from its ep group. In dropless mode rows beyond are turned away."""
+        if self.receive_factor is None or self.capacity is not None:
+            return self.most_rows
+        return min(self.most_rows, math.ceil(self.receive_factor * self.send_rows))
+
+    @property
+    def expert_rows(self) -> int:
+        """Rows that a rank's experts see: of its etp group, which sees the same."""
+        rows = self.etp * self.receive_rows
+        return rows if self.capacity is None else min(rows, self.num_experts // self.ep * self.capacity)
+
+    def middle_rows(self, inside: int) -> int:
+        """Rows that may come to a rank on the way through nodes of `inside` ranks of the ep group each."""
+        nodes = self.ep // inside
+        return min(self.rows_from(inside, nodes * (self.num_experts // self.ep)), nodes * self.receive_rows)

@@ -1,0 +1,34 @@
+"""`amt launch` on a run file, as a user types it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+DEADLINE_S = 300
+
+
+def environment() -> dict[str, str]:
+    """Without what an MPI or launcher that started the tests has left there."""
+    return {key: value for key, value in os.environ.items() if not key.startswith(("PMI", "HYD", "OMPI_", "AMT_"))}
+
+
+def launch_command(num_ranks: int, run_yaml: Path, *overrides: str) -> list[str]:
+    """The command line, with overrides of the form section.key=value."""
+    amt = [sys.executable, "-c", "from ascend_moe_train.cli.main import run; run()"]
+    settings = [word for override in overrides for word in ("--set", override)]
+    return [*amt, "launch", "--ranks", str(num_ranks), "train", str(run_yaml), *settings]
+
+
+def launched(num_ranks: int, run_yaml: Path, *overrides: str) -> None:
+    """Trains on so many ranks to the end; AssertionError with what was printed if that fails."""
+    done = subprocess.run(
+        launch_command(num_ranks, run_yaml, *overrides),
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
