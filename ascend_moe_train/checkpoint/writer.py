@@ -1,14 +1,13 @@
 """Writes checkpoints in a thread, so that training goes on while the disk works."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
-
-from ascend_moe_train.checkpoint import saving, store
+from ascend_moe_train.checkpoint import saving
 from ascend_moe_train.checkpoint.portion import Portion
 from ascend_moe_train.checkpoint.saving import ONLY_WRITER, Writer
 
@@ -17,11 +16,10 @@ class AsyncWriter:
     """One checkpoint at a time is on its way to the disk; a failed write is raised by the next call.
 
     An interrupt (Ctrl-C) of a waiting call leaves the write in flight: it goes on, and a later call waits for it. At
-    the latest the interpreter waits when it exits, so a write is cut only by a kill, which `store` is made for.
+    the latest the interpreter waits when it exits, so a write is cut only by a kill, which `saving` is made for.
     Hashing and writing release the interpreter lock.
 
-    One process hands over whole tensors with `submit`. Where several write a checkpoint together, each calls `prepare`,
-    then all of them wait for each other (a barrier), then each calls `submit_part`.
+    All writers of a checkpoint call `prepare`, wait for each other (a barrier), and call `submit_part`.
     """
 
     def __init__(self, *, keep: int, writer: Writer = ONLY_WRITER) -> None:
@@ -29,20 +27,6 @@ class AsyncWriter:
         self._keep, self._writer = keep, writer
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._in_flight: Future[Path] | None = None
-
-    def submit(
-        self, root: Path, step: int, tensors: Mapping[str, np.ndarray[Any, Any]], meta: Mapping[str, Any]
-    ) -> None:
-        """Starts to write; waits first while an earlier write is in flight. Arguments as of `store.save`.
-
-        The arrays and `meta` are not copied: hand over copies that nobody changes any more.
-
-        Raises:
-            CheckpointError: the earlier write failed; the new one has not been started.
-        """
-        if self._writer.count > 1:
-            raise ValueError("one of several writers has parts of tensors to submit")
-        self._start(lambda: store.save(root, step, tensors, meta, keep=self._keep))
 
     def prepare(self, root: Path, step: int) -> None:
         """Waits for the own earlier write; the first writer then makes the folder that all are to write into.
@@ -57,12 +41,15 @@ class AsyncWriter:
     def submit_part(self, root: Path, step: int, portions: Mapping[str, Portion], meta: Mapping[str, Any]) -> None:
         """Starts to write a part of a checkpoint that has been prepared. Arguments as of `saving.save_part`.
 
-        Nothing is copied, as with `submit`. The write is in flight until all of the checkpoint has its final name.
+        Arrays and `meta` are not copied: hand over copies that nobody changes any more. The write is in flight until
+        all of the checkpoint has its final name.
 
         Raises:
             CheckpointError: an earlier write failed; the new one has not been started.
         """
-        self._start(lambda: saving.save_part(root, step, portions, meta, keep=self._keep, writer=self._writer))
+        self.wait()
+        write = partial(saving.save_part, root, step, portions, meta, keep=self._keep, writer=self._writer)
+        self._in_flight = self._executor.submit(write)
 
     def wait(self) -> Path | None:
         """Returns once nothing is in flight: the folder just written, or None when there was nothing to wait for.
@@ -87,10 +74,6 @@ class AsyncWriter:
             self.wait()
         finally:
             self._executor.shutdown(wait=False)
-
-    def _start(self, write: Callable[[], Path]) -> None:
-        self.wait()
-        self._in_flight = self._executor.submit(write)
 
     def __enter__(self) -> Self:
         return self
