@@ -18,7 +18,7 @@ from typing import Any, Self
 from ascend_moe_train.cluster.rank import Progress, progress, unlink_shared_memory
 
 ROOT = Path(__file__).parents[1]
-TIMEOUT_S = 30.0
+TIMEOUT_S = 150.0  # starting and compiling on a busy machine
 STEP_S = 1.5  # the deadline of a step
 PAUSE_S = 0.02
 FAULT_STEP = 3
@@ -30,14 +30,14 @@ Fault = dict[str, Any]
 
 
 def run_launcher(arguments: list[str]) -> None:
-    """The launcher process: number of ranks, folder of the run, argument of every rank."""
+    """The launcher process: number of ranks, folder of the run, deadline of a step, module and arguments of a rank."""
     from ascend_moe_train.cluster.launch import launch, make_job
     from ascend_moe_train.cluster.mpiexec import rank_command
     from ascend_moe_train.cluster.output import PlainScreen
     from ascend_moe_train.cluster.verdict import Deadlines
 
-    ranks, folder, module, *rest = arguments
-    deadlines = Deadlines(compile_s=20.0, step_s=STEP_S, save_s=20.0)
+    ranks, folder, step_s, module, *rest = arguments
+    deadlines = Deadlines(compile_s=TIMEOUT_S, step_s=float(step_s), save_s=TIMEOUT_S)
     job = make_job(int(ranks), rank_command(module, rest), deadlines, run_dir=Path(folder))
     outcome = launch(job, PlainScreen())
     if outcome.message is not None:
@@ -101,10 +101,10 @@ def launch(ranks: int, folder: Path, *faults: Fault, steps: int = 1000) -> Launc
     return launch_module(ranks, folder, RANK, json.dumps([str(folder), steps, faults]))
 
 
-def launch_module(ranks: int, folder: Path, module: str, *arguments: str) -> Launched:
+def launch_module(ranks: int, folder: Path, module: str, *arguments: str, step_s: float = STEP_S) -> Launched:
     """Starts a launcher of any module."""
     process = subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, str(ranks), str(folder), module, *arguments],
+        [sys.executable, "-c", LAUNCHER, str(ranks), str(folder), str(step_s), module, *arguments],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ascend_moe_train.cluster.board import Phase, Status
+from ascend_moe_train.cluster.board import Failure, Phase, Status
 
 EXIT_STALLED = 124  # as timeout(1) has it
 EXIT_USER_ERROR = 2
@@ -132,11 +132,12 @@ def ending_words(ending: Ending) -> str:
 
 
 def _failed(views: Sequence[RankView], now_s: float, stopping: bool) -> Verdict | None:
-    found = [(view, at_s) for view in views if (at_s := _failed_at_s(view, views, now_s, stopping)) is not None]
-    if not found:
+    times = {view.rank: at_s for view in views if (at_s := _failed_at_s(view, views, now_s, stopping)) is not None}
+    if not times:
         return None
-    view = min(found, key=lambda each: each[1])[0]
-    failure = view.status.failure if view.status is not None else None
+    found = sorted((view for view in views if view.rank in times), key=lambda view: times[view.rank])
+    view = _origin(found)
+    failure = _failure(view)
     if failure is None:
         assert view.ending is not None
         return _ended(view, view.ending)
@@ -145,11 +146,25 @@ def _failed(views: Sequence[RankView], now_s: float, stopping: bool) -> Verdict 
     if not failure.is_user_error:
         words = f"failed {place(view)}: {failure.line}"
         return Verdict(rank=view.rank, text=words, exit_code=code, settle_s=SAME_MOMENT_S)
-    lines = {each.status.failure.line for each in views if each.status is not None and each.status.failure is not None}
-    everybody = len(found) == len(views) and lines == {failure.line}
+    everybody = len(found) == len(views) and all((f := _failure(each)) and f.line == failure.line for each in found)
     text = failure.line if everybody else f"{place(view)}: {failure.line}"
     settle_s = 0.0 if everybody else SAME_MISTAKE_S
     return Verdict(rank=view.rank, text=text, exit_code=code, settle_s=settle_s, everybody=everybody)
+
+
+def _origin(found: Sequence[RankView]) -> RankView:
+    """The first of those that failed; or the rank whose error it quotes, as ranks do that wait for another's part."""
+    first = found[0]
+    line = said.line if (said := _failure(first)) is not None else ""
+    for view in found[1:]:
+        quoted = _failure(view)
+        if quoted is not None and len(quoted.line) < len(line) and line.endswith(f": {quoted.line}"):
+            return view
+    return first
+
+
+def _failure(view: RankView) -> Failure | None:
+    return view.status.failure if view.status is not None else None
 
 
 def _ended(view: RankView, ending: Ending) -> Verdict:
@@ -160,8 +175,7 @@ def _ended(view: RankView, ending: Ending) -> Verdict:
 
 def _failed_at_s(view: RankView, views: Sequence[RankView], now_s: float, stopping: bool) -> float | None:
     """When a rank failed; None if it did not."""
-    ending = view.ending
-    failure = view.status.failure if view.status is not None else None
+    ending, failure = view.ending, _failure(view)
     if ending is None:
         return failure.at_s if failure is not None and now_s - failure.at_s > DYING_S else None
     if view.is_finished or (stopping and ending.signal_number == signal.SIGTERM):

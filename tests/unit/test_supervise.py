@@ -152,6 +152,12 @@ def test_a_mistake_that_all_ranks_meet_is_said_once() -> None:
     assert other is not None and (other.rank, other.everybody) == (0, False)
 
 
+def test_a_rank_that_quotes_the_error_of_another_is_not_the_first() -> None:
+    quoting = view(0, "saving", ending=ended(2), failure=gave_up("writer 1 of 2: disk full", mistake=True))
+    origin = view(1, "saving", ending=ended(2), failure=gave_up("disk full", mistake=True, ago_s=0.1))
+    assert named(quoting, origin) == (1, 2, "while saving step 3: disk full")
+
+
 def test_an_end_that_was_asked_for_is_no_failure() -> None:
     killed = view(0, ending=ended(by=signal.SIGTERM, ago_s=9.0))
     assert verdict(killed, view(1), stopping=True) is None
