@@ -38,6 +38,36 @@ class _Layer(nn.Cell):
         return self.run(x_TD, dy_TD, seed)
 
 
+class _Dispatch(nn.Cell):
+    """x (T, D), what is moved (T, 1) -> the rows of this rank's experts (R, 1), and how many of each."""
+
+    def __init__(self, moe: Any, sequences: int) -> None:
+        super().__init__()
+        self.moe, self.sequences = moe, sequences
+
+    def construct(self, x_TD: Any, moved_T1: Any, seed: Any) -> Any:
+        expert_TK, gate_TK, _, _, _ = self.moe.router(x_TD, self.sequences, seed)
+        rows_R1, counts_E, _ = self.moe.dispatcher.dispatch(moved_T1, expert_TK, gate_TK)
+        return rows_R1, counts_E
+
+
+def dispatched_on_rank(names: list[str]) -> dict[str, Any]:
+    """By case, the numbers of the tokens that this rank's experts see, and how many each sees."""
+    from ascend_moe_train.parallel.mpi import MpiComm
+
+    comm, found = MpiComm(), {}
+    for name in names:
+        case = CASES[name]
+        given, rows = data(case, EVEN), own_tokens(case, comm.rank)
+        moe = _moe_of(case, comm)
+        _cut(moe, case, comm.rank, given)
+        numbers_T1 = np.arange(rows.start, rows.stop, dtype=np.float32)[:, None]
+        x_TD, seed = given.x_UD[rows].astype(np.float32), np.array([NOISE_SEED], np.int32)
+        rows_R1, counts_E = _Dispatch(moe, case.sequences)(ms.Tensor(x_TD), ms.Tensor(numbers_T1), ms.Tensor(seed))
+        found[name] = {"rows": rows_R1.asnumpy().copy(), "counts": counts_E.asnumpy().copy()}
+    return found
+
+
 def on_rank(names: list[str]) -> dict[str, Any]:
     """Results of every case on this rank, by case and routing."""
     from ascend_moe_train.parallel.mpi import MpiComm
@@ -48,15 +78,9 @@ def on_rank(names: list[str]) -> dict[str, Any]:
 
 def layer_results(case: Case, comm: Comm) -> dict[str, Any]:
     """Of both routings, from one compiled graph. A comm of one rank computes the whole layer."""
-    ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU")
     recording = RecordingComm(comm)
-    base = choose("cpu", case.kernels)
-    kernels = RoundedKernels(base, ms.float16) if case.precision == "fp16" else base
-    model = Transformer(case.run.model, kernels, case.seq_len)
     is_part = comm.world.size > 1
-    if is_part:
-        apply_expert(model, case.mesh, case.run, HostOps(recording))
-    moe = model.layers[0].moe
+    moe = _moe_of(case, recording)
     weights = _cut(moe, case, comm.rank if is_part else None, data(case, EVEN))
     layer = _Layer(moe, case, list(weights.values()))
     results = {}
@@ -67,6 +91,17 @@ def layer_results(case: Case, comm: Comm) -> dict[str, Any]:
         results[routing] = _run(layer, case, given, own_tokens(case, comm.rank) if is_part else slice(None), weights)
         results[routing]["calls"] = [[call.verb, call.group, call.payload_bytes] for call in recording.calls]
     return results
+
+
+def _moe_of(case: Case, comm: Comm) -> Any:
+    """That of a rank, the whole one if there is only one."""
+    ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU")
+    base = choose("cpu", case.kernels)
+    kernels = RoundedKernels(base, ms.float16) if case.precision == "fp16" else base
+    model = Transformer(case.run.model, kernels, case.seq_len)
+    if comm.world.size > 1:
+        apply_expert(model, case.mesh, case.run, HostOps(comm))
+    return model.layers[0].moe
 
 
 def _cut(moe: Any, case: Case, rank: int | None, given: Data) -> dict[str, Any]:

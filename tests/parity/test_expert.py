@@ -128,6 +128,24 @@ def test_half_precision_is_that_of_one_process(routing: str) -> None:
         assert np.array_equal(whole(name, routing, key), alone[key]), key
 
 
+def test_experts_see_their_tokens_in_order() -> None:
+    """As they lie in one process, without those turned away."""
+    names = ["ep2 x etp2, bound", "ep4 in two steps, bound"]
+    results = run_ranks(4, "tests.parity.expert_worker:dispatched_on_rank", names, deadline_s=DEADLINE_S)
+    for name in names:
+        plan, mesh = wanted(name, EVEN).output.dispatch, CASES[name].mesh
+        token_M = plan.assignment_M // CASES[name].moe_config.top_k
+        by_expert = np.split(token_M, np.cumsum(plan.count_E)[:-1])
+        local = NUM_EXPERTS // mesh.ep
+        for rank, result in enumerate(results):
+            first = mesh.coordinates(rank).ep * local
+            mine = by_expert[first : first + local]
+            assert result[name]["counts"].tolist() == [len(tokens) for tokens in mine]
+            rows = np.concatenate(mine)
+            assert result[name]["rows"][: len(rows), 0].tolist() == rows.tolist()
+            assert not result[name]["rows"][len(rows) :].any()
+
+
 @BOTH
 @pytest.mark.parametrize("name", CASES)
 def test_order_is_the_same_on_every_rank(name: str, routing: str) -> None:
