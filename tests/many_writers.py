@@ -1,7 +1,7 @@
 """Checkpoints that several writers make: tensors cut into random boxes, dealt out to writers in threads."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -64,3 +64,31 @@ def save_together(
         folders = set(pool.map(write, range(len(portions))))
     assert len(folders) == 1
     return folders.pop()
+
+
+def names_in(root: Path) -> list[str]:
+    return sorted(entry.name for entry in root.iterdir())
+
+
+def save(root: Path, step: int, portions: Portions, index: int, count: int, deadline_s: float = 20.0) -> Path:
+    writer = Writer(index=index, count=count, deadline_s=deadline_s)
+    return saving.save_part(root, step, portions, {"step": step}, keep=2, writer=writer)
+
+
+def outcomes(
+    root: Path, portions: list[dict[str, Portion]], absent: int | None = None, deadline_s: float = 20.0
+) -> Any:
+    """Saves step 3 with a thread for each writer but the absent one; what each of them returned or raised."""
+    saving.prepare(root, 3, len(portions))
+    with ThreadPoolExecutor(len(portions)) as pool:
+        futures: list[Future[Path] | None] = [
+            None if index == absent else pool.submit(save, root, 3, portions[index], index, len(portions), deadline_s)
+            for index in range(len(portions))
+        ]
+    return [None if future is None else future.exception() or future.result() for future in futures]
+
+
+def assert_given_up(root: Path, others: Sequence[str] = ()) -> None:
+    """Nothing is there but what was there, and, where no reader looks, what tells the writers."""
+    assert names_in(root) == [".tmp-step-00000003", *others]
+    assert all(name.startswith("part-") for name in names_in(root / ".tmp-step-00000003") if name != "save.json")

@@ -26,8 +26,8 @@ EVENTS = {"open", "os.listdir", "os.scandir", "os.mkdir", "os.rename", "os.remov
 
 
 def tensors(step: int) -> dict[str, Any]:
-    """All filled with the step, so that a mixture of two checkpoints shows; some megabytes in all."""
-    return {f"w{index}": np.full((128, 300), step, np.float32) for index in range(8)}
+    """All filled with the step, so that a mixture of two checkpoints shows; several files for each writer."""
+    return {f"w{index}": np.full((64, 150), step, np.float32) for index in range(8)}
 
 
 def write(root: Path, step: int, writer: Writer, prepared: tuple[int, int]) -> int:
@@ -41,7 +41,7 @@ def write(root: Path, step: int, writer: Writer, prepared: tuple[int, int]) -> i
         elif os.read(reading, 1) == b"":
             return GAVE_UP
         portions = deal(tensors(step), NUM_WRITERS, seed=step)[writer.index]
-        saving.save_part(root, step, portions, {"step": step}, keep=2, writer=writer, max_file_bytes=2**18)
+        saving.save_part(root, step, portions, {"step": step}, keep=2, writer=writer, max_file_bytes=2**16)
     except CheckpointError:
         return GAVE_UP
     return 0

@@ -14,8 +14,9 @@ another run writes, is never taken for a part of this one.
 import os
 import secrets
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -67,7 +68,7 @@ def announce(folder: Path, num_writers: int) -> None:
     _put(folder / SAVE_NAME, dump_sealed(save.model_dump(), _SAVE_FORMAT, _VERSION))
 
 
-def find_save(folder: Path, num_writers: int, deadline_s: float) -> tuple[Save, Identity]:
+def join_save(folder: Path, num_writers: int, deadline_s: float) -> "SharedSave":
     """The save that is made in `folder`, waiting for the first writer to announce it.
 
     Raises:
@@ -75,81 +76,125 @@ def find_save(folder: Path, num_writers: int, deadline_s: float) -> tuple[Save, 
     """
     path = folder / SAVE_NAME
     for _ in _until(deadline_s):
-        identity = identity_of(folder)
-        if identity is not None and path.exists():
+        place = identity_of(folder)
+        if place is not None and path.exists():
             save = _parse(path, Save, _SAVE_FORMAT)
             if save.num_writers != num_writers:
                 raise CheckpointError(f"{path}: {save.num_writers} writers were announced, but there are {num_writers}")
-            _check_given_up(folder, save)
-            return save, identity
+            joined = SharedSave(folder=folder, place=place, identity=save.identity, num_writers=num_writers)
+            joined.check_given_up()
+            return joined
     raise CheckpointError(
         f"{path}: not there after {deadline_s:g} s: writer 0 has not begun, or does not share this folder"
     )
 
 
-def hand_in(folder: Path, save: Save, writer: int, tensors: Mapping[str, TensorEntry]) -> None:
-    """Makes a writer's part known, whose files are on the disk. Raises CheckpointError: it cannot be written."""
-    _put_part(folder, WrittenPart(identity=save.identity, writer=writer, tensors=dict(tensors)))
+@dataclass(frozen=True, kw_only=True)
+class SharedSave:
+    """A save as one of its writers sees it. All methods raise CheckpointError for what cannot be read or written.
 
-
-def give_up(folder: Path, save: Save, writer: int, error: BaseException) -> None:
-    """Tells the others that a writer does not hand in its part, and removes its files; the first one: everybody's.
-
-    When the first one has given up, the save has failed. Raises CheckpointError: nothing can be written.
+    `place` is which folder it was when this writer joined: what may have come in its place since is not touched.
     """
-    problem = str(error) or type(error).__name__
-    if not isinstance(error, OthersProblem):
-        problem = f"writer {writer} of {save.num_writers}: {problem}"
-    remove_files(folder, save, writer)
-    shown = " ".join(problem.split())[:_MAX_PROBLEM]
-    _put_part(folder, WrittenPart(identity=save.identity, writer=writer, tensors={}, problem=shown))
 
+    folder: Path
+    place: Identity
+    identity: str
+    num_writers: int
 
-def remove_files(folder: Path, save: Save, writer: int) -> None:
-    """Removes the tensors that a writer wrote, for the first one what all wrote; what cannot be removed stays.
+    @property
+    def is_there(self) -> bool:
+        """Whether the folder is still the one that this writer joined, under its first name."""
+        if identity_of(self.folder) != self.place:
+            return False
+        try:  # a new folder may have got the number of one that was removed
+            return _parse(self.folder / SAVE_NAME, Save, _SAVE_FORMAT).identity == self.identity
+        except CheckpointError:
+            return True  # the announcement goes when all is complete, just before the folder gets its name
 
-    The files by which writers tell each other are left: some may still be looking for them.
-    """
-    stem = layout.file_stem(writer, save.num_writers) if writer > 0 else layout.FILE_STEM
-    for path in listing(folder):
-        if path.name.startswith(stem) or (writer == 0 and path.name == layout.MANIFEST_NAME):
-            with suppress(CheckpointError):
-                remove(path)
+    def hand_in(self, writer: int, tensors: Mapping[str, TensorEntry], problem: str | None = None) -> None:
+        """Makes a writer's part known, whose files are on the disk; or the problem that it has."""
+        if not self.is_there:
+            raise CheckpointError(f"{self.folder}: was removed while it was being written")
+        part = WrittenPart(identity=self.identity, writer=writer, tensors=dict(tensors), problem=problem)
+        _put(self.folder / _part_name(writer), dump_sealed(part.model_dump(), _PART_FORMAT, _VERSION))
 
+    def give_up(self, writer: int, error: BaseException) -> None:
+        """Tells the others that a writer does not hand in its part, and removes its files; the first one: everybody's.
 
-def collect_parts(folder: Path, save: Save, deadline_s: float) -> list[dict[str, TensorEntry]]:
-    """What every writer but the first has written, in their order, once all have.
+        When the first one has given up, the save has failed.
+        """
+        problem = str(error) or type(error).__name__
+        if not isinstance(error, OthersProblem):
+            problem = f"writer {writer} of {self.num_writers}: {problem}"
+        self.remove_files(writer)
+        self.hand_in(writer, {}, " ".join(problem.split())[:_MAX_PROBLEM])
 
-    Raises:
-        CheckpointError: a writer had a problem; parts are still missing at the deadline, the message names their
-            writers; a part is damaged or of another save.
-    """
-    found: dict[int, dict[str, TensorEntry]] = {}
-    for _ in _until(deadline_s):
-        for writer in _present(folder, save.num_writers) - {0} - found.keys():
-            found[writer] = _read_part(folder, save, writer).tensors
-        if len(found) == save.num_writers - 1:
-            return [found[writer] for writer in sorted(found)]
-    missing = sorted(set(range(1, save.num_writers)) - found.keys())
-    raise CheckpointError(f"{folder}: nothing from {_named(missing, save.num_writers)} after {deadline_s:g} s")
+    def remove_files(self, writer: int) -> None:
+        """Removes the tensors that a writer wrote, for the first one what all wrote; what cannot be removed stays.
 
+        The files by which writers tell each other are left: some may still be looking for them.
+        """
+        stem = layout.file_stem(writer, self.num_writers) if writer > 0 else layout.FILE_STEM
+        for path in listing(self.folder) if self.is_there else []:
+            if path.name.startswith(stem) or (writer == 0 and path.name == layout.MANIFEST_NAME):
+                with suppress(CheckpointError):
+                    remove(path)
 
-def await_folder(temporary: Path, folder: Path, identity: Identity, save: Save, deadline_s: float) -> None:
-    """Returns once the first writer has given the folder its final name.
+    def collect_parts(self, deadline_s: float) -> list[dict[str, TensorEntry]]:
+        """What every writer but the first has written, in their order, once all have.
 
-    Raises:
-        OthersProblem: it has given up.
-        CheckpointError: the folder is gone; or has not got its name at the deadline.
-    """
-    for _ in _until(deadline_s):
-        if identity_of(folder) == identity:
-            return
-        if identity_of(temporary) == identity:
-            _check_given_up(temporary, save)
-        elif identity_of(folder) != identity:
-            raise CheckpointError(f"{temporary}: was removed while it was being written")
-    missing = sorted(set(range(1, save.num_writers)) - _present(temporary, save.num_writers)) or [0]
-    raise CheckpointError(f"{temporary}: nothing from {_named(missing, save.num_writers)} after {deadline_s:g} s")
+        Raises:
+            CheckpointError: a writer had a problem; parts are still missing at the deadline, the message names their
+                writers; a part is damaged or of another save.
+        """
+        found: dict[int, dict[str, TensorEntry]] = {}
+        for _ in _until(deadline_s):
+            for writer in self._present() - found.keys():
+                found[writer] = self._read_part(writer).tensors
+            if len(found) == self.num_writers - 1:
+                return [found[writer] for writer in sorted(found)]
+        raise self._nothing_from(set(range(1, self.num_writers)) - found.keys(), deadline_s)
+
+    def await_name(self, final: Path, deadline_s: float) -> None:
+        """Returns once the first writer has given the folder its final name.
+
+        Raises:
+            OthersProblem: it has given up.
+            CheckpointError: the folder is gone; or has not got its name at the deadline.
+        """
+        for _ in _until(deadline_s):
+            if identity_of(final) == self.place:
+                return
+            if self.is_there:
+                self.check_given_up()
+            elif identity_of(final) != self.place:
+                raise CheckpointError(f"{self.folder}: was removed while it was being written")
+        raise self._nothing_from(set(range(1, self.num_writers)) - self._present() or {0}, deadline_s)
+
+    def check_given_up(self) -> None:
+        """Raises OthersProblem if the first writer has given up."""
+        if (self.folder / _part_name(0)).exists():
+            self._read_part(0)
+
+    def _present(self) -> set[int]:
+        """The writers whose parts are there."""
+        names = {path.name for path in listing(self.folder)}
+        return {writer for writer in range(1, self.num_writers) if _part_name(writer) in names}
+
+    def _read_part(self, writer: int) -> WrittenPart:
+        path = self.folder / _part_name(writer)
+        part = _parse(path, WrittenPart, _PART_FORMAT)
+        if part.identity != self.identity or part.writer != writer:
+            raise CheckpointError(f"{path}: of another save: do two runs write here?")
+        if part.problem is not None:
+            raise OthersProblem(part.problem)
+        return part
+
+    def _nothing_from(self, missing: Set[int], deadline_s: float) -> CheckpointError:
+        shown = ", ".join(str(writer) for writer in sorted(missing)[:_MAX_NAMED])
+        more = f" and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
+        writers = f"writer{'s' if len(missing) > 1 else ''} {shown}{more} of {self.num_writers}"
+        return CheckpointError(f"{self.folder}: nothing from {writers} after {deadline_s:g} s")
 
 
 def identity_of(folder: Path) -> Identity | None:
@@ -161,21 +206,6 @@ def identity_of(folder: Path) -> Identity | None:
     return status.st_dev, status.st_ino
 
 
-def _check_given_up(folder: Path, save: Save) -> None:
-    if 0 in _present(folder, save.num_writers):
-        _read_part(folder, save, 0)
-
-
-def _read_part(folder: Path, save: Save, writer: int) -> WrittenPart:
-    path = folder / _part_name(writer)
-    part = _parse(path, WrittenPart, _PART_FORMAT)
-    if part.identity != save.identity or part.writer != writer:
-        raise CheckpointError(f"{path}: of another save: do two runs write here?")
-    if part.problem is not None:
-        raise OthersProblem(part.problem)
-    return part
-
-
 def _parse(path: Path, kind: type[_Message], format_name: str) -> _Message:
     content = parse_sealed(_read(path), "message", format_name, _VERSION, str(path))
     try:
@@ -184,14 +214,15 @@ def _parse(path: Path, kind: type[_Message], format_name: str) -> _Message:
         raise CheckpointError(f"{path}: {layout.first_problem(error)}") from error
 
 
-def _put_part(folder: Path, part: WrittenPart) -> None:
-    _put(folder / _part_name(part.writer), dump_sealed(part.model_dump(), _PART_FORMAT, _VERSION))
-
-
 def _put(path: Path, data: bytes) -> None:
     """Writes a file that others wait for: it is there with all its content or not at all."""
     aside = path.with_suffix(".tmp")
-    write_synced(aside, data)
+    try:
+        write_synced(aside, data)
+    except BaseException:
+        with suppress(CheckpointError):
+            remove(aside)
+        raise
     with naming("rename", aside):
         aside.rename(path)
 
@@ -205,18 +236,6 @@ def _read(path: Path) -> bytes:
 
 def _part_name(writer: int) -> str:
     return f"part-{writer:05d}.json"
-
-
-def _present(folder: Path, num_writers: int) -> set[int]:
-    """The writers whose parts are there."""
-    names = {path.name for path in listing(folder)}
-    return {writer for writer in range(num_writers) if _part_name(writer) in names}
-
-
-def _named(writers: Collection[int], num_writers: int) -> str:
-    shown = ", ".join(str(writer) for writer in list(writers)[:_MAX_NAMED])
-    more = f" and {len(writers) - _MAX_NAMED} more" if len(writers) > _MAX_NAMED else ""
-    return f"writer{'s' if len(writers) > 1 else ''} {shown}{more} of {num_writers}"
 
 
 def _until(deadline_s: float) -> Iterator[None]:

@@ -11,10 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ascend_moe_train.checkpoint import layout, parts
+from ascend_moe_train.checkpoint import layout
 from ascend_moe_train.checkpoint.files import naming, remove, sync_folder, write_synced
 from ascend_moe_train.checkpoint.folders import listing, prune, publish, temporary_of, tidy
 from ascend_moe_train.checkpoint.layout import Manifest, TensorEntry
+from ascend_moe_train.checkpoint.parts import MAX_WRITERS, OthersProblem, SharedSave, announce, join_save
 from ascend_moe_train.checkpoint.piece_files import check_files
 from ascend_moe_train.checkpoint.portion import Portion, merge_portions, write_portions
 from ascend_moe_train.errors import CheckpointError
@@ -32,7 +33,7 @@ class Writer:
 
     def __post_init__(self) -> None:
         """Raises ValueError: there is no such writer."""
-        if not 0 <= self.index < self.count <= parts.MAX_WRITERS:
+        if not 0 <= self.index < self.count <= MAX_WRITERS:
             raise ValueError(f"writer {self.index} of {self.count}")
 
 
@@ -58,7 +59,7 @@ def prepare(root: Path, step: int, num_writers: int = 1) -> None:
     with naming("create", temporary):
         temporary.mkdir()
     if num_writers > 1:
-        parts.announce(temporary, num_writers)
+        announce(temporary, num_writers)
 
 
 def save_part(
@@ -106,69 +107,82 @@ def save_part(
         max_file_bytes=max_file_bytes,
         max_piece_bytes=max_piece_bytes,
     )
-    if writer.index > 0:
-        _hand_in(temporary, folder, writer, write)
+    shared = _join(temporary, writer)
+    if shared is not None and writer.index > 0:
+        _hand_in(shared, folder, writer, write)
         return folder
     try:
-        _put_together(temporary, step, writer, write, meta)
+        _put_together(temporary, step, write, meta, shared, writer.deadline_s)
         publish(temporary, folder)
     except BaseException as error:
-        with suppress(CheckpointError):
-            tidy(root, but=_give_up(temporary, writer, error))
+        _give_up(root, shared, error)
         raise
     tidy(root)
     prune(root, step, keep)
     return folder
 
 
-def _hand_in(temporary: Path, folder: Path, writer: Writer, write: _Write) -> None:
+def _join(temporary: Path, writer: Writer) -> SharedSave | None:
+    if writer.count == 1:
+        return None
+    return join_save(temporary, writer.count, writer.deadline_s if writer.index > 0 else 0.0)
+
+
+def _hand_in(shared: SharedSave, folder: Path, writer: Writer, write: _Write) -> None:
     """Writes files, then the part that tells of them, or at once one that tells of the problem; then waits."""
-    save, identity = parts.find_save(temporary, writer.count, writer.deadline_s)
     try:
-        parts.hand_in(temporary, save, writer.index, write())
+        shared.hand_in(writer.index, write())
     except BaseException as error:
         with suppress(CheckpointError):
-            parts.give_up(temporary, save, writer.index, error)
+            shared.give_up(writer.index, error)
         raise
     try:
-        parts.await_folder(temporary, folder, identity, save, writer.deadline_s)
-    except parts.OthersProblem:  # only now is it sure that nobody makes a checkpoint of these files
+        shared.await_name(folder, writer.deadline_s)
+    except OthersProblem:  # only now is it sure that nobody makes a checkpoint of these files
         with suppress(CheckpointError):
-            parts.remove_files(temporary, save, writer.index)
+            shared.remove_files(writer.index)
         raise
 
 
-def _give_up(temporary: Path, writer: Writer, error: BaseException) -> Path | None:
-    """Tells the other writers why no checkpoint comes of it; returns the folder that they find it in, if any."""
-    if writer.count == 1:
-        return None
-    try:
-        save, _ = parts.find_save(temporary, writer.count, 0.0)
-        parts.give_up(temporary, save, writer.index, error)
-    except CheckpointError:
-        return None
-    return temporary
-
-
-def _put_together(temporary: Path, step: int, writer: Writer, write: _Write, meta: Mapping[str, Any]) -> None:
+def _put_together(
+    temporary: Path,
+    step: int,
+    write: _Write,
+    meta: Mapping[str, Any],
+    shared: SharedSave | None,
+    deadline_s: float,
+) -> None:
     """Writes the own files, waits for those of the others, and completes the folder but for its name."""
-    if writer.count == 1:
-        written = [write()]
-    else:
-        save, _ = parts.find_save(temporary, writer.count, 0.0)
-        written = [write(), *parts.collect_parts(temporary, save, writer.deadline_s)]
+    written = [write()]
+    if shared is not None:
+        written += shared.collect_parts(deadline_s)
     manifest = Manifest(step=step, tensors=merge_portions(written, str(temporary)), meta=dict(meta))
     text = layout.dump_manifest(manifest)
-    if writer.count > 1:
+    if shared is not None:
         check_files(temporary, manifest)
-        _remove_others(temporary, manifest)
     write_synced(temporary / layout.MANIFEST_NAME, text)
+    if shared is not None:
+        _remove_others(temporary, manifest)
     sync_folder(temporary)
+
+
+def _give_up(root: Path, shared: SharedSave | None, error: BaseException) -> None:
+    """Leaves nothing of a save that failed but, where there are other writers, what tells them why."""
+    with suppress(CheckpointError):
+        if shared is None:
+            tidy(root)
+        elif shared.is_there:
+            try:
+                shared.give_up(0, error)
+            except CheckpointError:
+                tidy(root)
+                return
+            tidy(root, but=shared.folder)
 
 
 def _remove_others(temporary: Path, manifest: Manifest) -> None:
     """Removes what is not part of the checkpoint: the messages of its writers, and what else somebody left here."""
-    files = manifest.by_file()
+    kept = {layout.MANIFEST_NAME, *manifest.by_file()}
     for path in listing(temporary):
-        if path.name not in files:
+        if path.name not in kept:
             remove(path)

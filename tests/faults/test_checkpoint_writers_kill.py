@@ -1,6 +1,7 @@
 """Kill -9 of any of several writer processes in a save: the checkpoint before stays, and the next save succeeds."""
 
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -83,11 +84,12 @@ def test_kill_at_random_moments(tmp_path: Path, writers: Writers) -> None:
 @pytest.mark.parametrize(("victim", "step"), [(0, 3), (0, 2), (1, 3)], ids=["first", "first_same_step", "second"])
 def test_kill_before_each_operation(tmp_path: Path, writers: Writers, victim: int, step: int) -> None:
     """How often writers look for each other changes from time to time, so the operations are not always the same."""
+    for before in (1, 2):
+        portions = deal(tensors(before), NUM_WRITERS, seed=before)
+        save_together(tmp_path / "before", before, portions, {"step": before}, keep=2)
     found = []
     for operations in range(1000):
-        root = tmp_path / str(operations)
-        for before in (1, 2):
-            save_together(root, before, deal(tensors(before), NUM_WRITERS, seed=before), {"step": before}, keep=2)
+        root = shutil.copytree(tmp_path / "before", tmp_path / str(operations))
         codes = writers(root, step, 0.2, victim, operations)
         found.append(load_and_check(root))
         store.save(root, 4, {}, {}, keep=1)

@@ -1,12 +1,10 @@
 """Several writers of one checkpoint: what they leave, in which order, and what each of them is told when one fails."""
 
-import errno
 import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from ascend_moe_train.checkpoint.saving import Writer
 from ascend_moe_train.checkpoint.writer import AsyncWriter
 from ascend_moe_train.errors import CheckpointError
 from tests.hf_folders import same_tensors
-from tests.many_writers import Portions, deal, save_together
+from tests.many_writers import assert_given_up, deal, names_in, outcomes, save, save_together
 
 TENSORS: dict[str, np.ndarray[Any, Any]] = {
     "w": np.arange(30, dtype=np.float32).reshape(5, 6),
@@ -29,34 +27,6 @@ TENSORS: dict[str, np.ndarray[Any, Any]] = {
     "none": np.zeros((0, 3), np.float16),
 }
 TEMPORARY = ".tmp-step-00000003"
-
-
-def names_in(root: Path) -> list[str]:
-    return sorted(entry.name for entry in root.iterdir())
-
-
-def save(root: Path, step: int, portions: Portions, index: int, count: int, deadline_s: float = 20.0) -> Path:
-    writer = Writer(index=index, count=count, deadline_s=deadline_s)
-    return saving.save_part(root, step, portions, {"step": step}, keep=2, writer=writer)
-
-
-def outcomes(
-    root: Path, portions: list[dict[str, Portion]], absent: int | None = None, deadline_s: float = 20.0
-) -> Any:
-    """Saves step 3 with a thread for each writer but the absent one; what each of them returned or raised."""
-    saving.prepare(root, 3, len(portions))
-    with ThreadPoolExecutor(len(portions)) as pool:
-        futures: list[Future[Path] | None] = [
-            None if index == absent else pool.submit(save, root, 3, portions[index], index, len(portions), deadline_s)
-            for index in range(len(portions))
-        ]
-    return [None if future is None else future.exception() or future.result() for future in futures]
-
-
-def assert_given_up(root: Path, others: Sequence[str] = ()) -> None:
-    """Nothing is there but what was there, and, where no reader looks, what tells the writers."""
-    assert names_in(root) == [TEMPORARY, *others]
-    assert all(name.startswith("part-") for name in names_in(root / TEMPORARY) if name != "save.json")
 
 
 @pytest.mark.parametrize("num_writers", [1, 2, 5])
@@ -168,66 +138,6 @@ def test_a_missing_first_writer_is_named(tmp_path: Path) -> None:
     assert store.newest(tmp_path) is None
 
 
-class FullDisk:
-    """One writer's thread gets so many bytes written, then no more; everybody else goes on."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, writer: int, room_bytes: int) -> None:
-        self.stem, self.room_bytes = f"tensors-r{writer:05d}", room_bytes
-        self.open = Path.open
-        monkeypatch.setattr(Path, "open", lambda path, *arguments, **options: self.opened(path, *arguments, **options))
-
-    def opened(self, path: Path, *arguments: Any, **options: Any) -> Any:
-        stream = self.open(path, *arguments, **options)
-        if not path.name.startswith(self.stem):
-            return stream
-        real = stream.write
-
-        def write(data: Any) -> Any:
-            self.room_bytes -= len(data)
-            if self.room_bytes < 0:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return real(data)
-
-        return Stream(stream, write)
-
-
-class Stream:
-    """A file with another `write`."""
-
-    def __init__(self, stream: Any, write: Callable[[Any], Any]) -> None:
-        self._stream, self.write = stream, write
-
-    def __enter__(self) -> "Stream":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stream.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-@pytest.mark.parametrize("writer", [0, 1, 2])
-@pytest.mark.parametrize("room_bytes", [0, 300])
-def test_a_full_disk_of_one_writer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: int, room_bytes: int
-) -> None:
-    """Everybody ends soon, long before the deadline; whoever knows says which file and why."""
-    store.save(tmp_path, 2, TENSORS, {}, keep=9)
-    portions = deal(TENSORS | {"large": np.ones((60, 20), np.float32)}, 3, pieces=9)
-    with monkeypatch.context() as patched:
-        FullDisk(patched, writer, room_bytes)
-        started_s = time.monotonic()
-        found = outcomes(tmp_path, portions, deadline_s=60)
-        assert time.monotonic() - started_s < 20
-    file = tmp_path / TEMPORARY / f"tensors-r0000{writer}-00000.safetensors"
-    says = f"cannot write {file}: No space left on device"
-    assert str(found[writer]) == says
-    assert [str(found[index]) for index in {0, 1, 2} - {writer}] == [f"writer {writer} of 3: {says}"] * 2
-    assert_given_up(tmp_path, ["step-00000002"])
-    assert outcomes(tmp_path, portions)[0] == tmp_path / "step-00000003"
-
-
 def test_any_failure_of_a_writer_is_told(tmp_path: Path) -> None:
     portions = [{}, {"w": whole(np.zeros(3, np.float64))}]
     found = outcomes(tmp_path, portions)
@@ -279,6 +189,24 @@ def test_what_an_earlier_save_left_is_never_mixed_in(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"part-0000\d\.json: of another save: do two runs write here\?"):
         save(tmp_path, 3, deal({"w": np.ones((6, 6), np.float32)}, 3, seed=5)[0], 0, 3)
     assert store.steps(tmp_path) == []
+
+
+def test_a_writer_of_an_earlier_save_leaves_the_new_one_alone(tmp_path: Path) -> None:
+    """As a process that its run has left behind: it can neither hand in nor remove anything."""
+    saving.prepare(tmp_path, 3, 2)
+    left_behind = parts.join_save(tmp_path / TEMPORARY, 2, 0.0)
+    saving.prepare(tmp_path, 3, 2)
+    files = ["save.json", "tensors-r00000-00000.safetensors", "tensors-r00001-00000.safetensors"]
+    for name in files[1:]:
+        (tmp_path / TEMPORARY / name).write_bytes(b"of the new save")
+    for index in (0, 1):
+        with pytest.raises(CheckpointError, match=r"\.tmp-step-00000003: was removed while it was being written"):
+            left_behind.give_up(index, CheckpointError("no space"))
+    with pytest.raises(CheckpointError, match="was removed while it was being written"):
+        left_behind.hand_in(1, {})
+    with pytest.raises(CheckpointError, match="was removed while it was being written"):
+        left_behind.await_name(tmp_path / "step-00000003", 5.0)
+    assert names_in(tmp_path / TEMPORARY) == files
 
 
 def test_a_part_of_another_place(tmp_path: Path) -> None:
