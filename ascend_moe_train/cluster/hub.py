@@ -35,6 +35,7 @@ class Hub:
         self._listener.bind(abstract_address(control))
         self._listener.listen(ranks)
         self._open_streams: set[int] = set()
+        self._remarks: set[Callable[[], None]] = set()  # what reads standard error
         self._is_closed = False
         self._on_read(self._listener, self._accept)
 
@@ -44,9 +45,10 @@ class Hub:
         return bool(self._open_streams)
 
     def poll(self, timeout_s: float) -> None:
-        """Takes in what has come, or waits for it."""
-        for key, _ in self._selector.select(timeout_s):
-            key.data()
+        """Takes in what has come, or waits for it. Remarks follow the records that came with them."""
+        ready = [key.data for key, _ in self._selector.select(timeout_s)]
+        for call in sorted(ready, key=self._remarks.__contains__):
+            call()
         now_s = time.monotonic()
         for member, status in zip(self.members, self._board.read(), strict=True):
             member.observe(status, now_s)
@@ -55,7 +57,9 @@ class Hub:
         """From now on lines are kept, and not shown."""
         self._screen = NoScreen()
 
-    def read_lines(self, descriptor: int, take: Callable[[str], None], ended: Callable[[], None]) -> None:
+    def read_lines(
+        self, descriptor: int, take: Callable[[str], None], ended: Callable[[], None], *, is_error: bool = False
+    ) -> None:
         """Has every line of a stream taken, and its end."""
         cutter = LineCutter()
 
@@ -65,8 +69,11 @@ class Hub:
                 take(line)
             if not piece:
                 self._selector.unregister(descriptor)
+                self._remarks.discard(read)
                 ended()
 
+        if is_error:
+            self._remarks.add(read)
         self._on_read(descriptor, read)
 
     def forgive(self, pause_s: float) -> None:
@@ -157,7 +164,10 @@ class Hub:
             self._open_streams.remove(source)
             os.close(source)
 
-        self.read_lines(source, lambda line: self._take_line(member, line, is_error=is_error), ended)
+        def take(line: str) -> None:
+            self._take_line(member, line, is_error=is_error)
+
+        self.read_lines(source, take, ended, is_error=is_error)
         return end
 
     def _take_line(self, member: Member, text: str, *, is_error: bool) -> None:

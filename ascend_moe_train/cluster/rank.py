@@ -59,7 +59,7 @@ def progress_from(environment: Mapping[str, str]) -> Progress:
     if board is None:
         return Unwatched()
     rank = environment.get(variables.RANK, "")
-    if not rank.isdecimal() or len(rank) > len(str(MAX_SLOTS)):
+    if not (rank.isascii() and rank.isdecimal()) or len(rank) > len(str(MAX_SLOTS)):
         raise ConfigError(f"{variables.RANK} '{rank}': must be the number of a rank; it is set by 'amt launch'")
     return Slot.open(Path(board), int(rank))
 
