@@ -5,6 +5,8 @@ gathered. So the result does not depend on MPI's choice of algorithm, is the sam
 fp16 and bf16, which MPI does not know, cost nothing extra. It is also no slower (benchmarks/comm.md).
 """
 
+import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +31,10 @@ from ascend_moe_train.parallel.comm import (
 SMALL_BYTES = 4096
 # sums are made in blocks, so that the scratch space stays small and in the cache
 BLOCK_BYTES = 16 * 2**20
+# MPI keeps a core busy while it waits for another rank, which may need that core, or compile for minutes
+BUSY_S, FIRST_PAUSE_S, LAST_PAUSE_S = 2e-3, 50e-6, 2e-3
+# from here on a message that finds the others there first costs little
+LARGE_BYTES = 2**16
 
 
 class MpiComm:
@@ -70,7 +76,7 @@ class MpiComm:
         if group.size == 1:
             return into(out, x)
         result = np.empty((group.size * x.shape[0], *x.shape[1:]), x.dtype) if out is None else out
-        self._of(group).Allgather(_bytes(x), _bytes(result))
+        self._call(group, "allgather", x.nbytes, _bytes(x), _bytes(result))
         return result
 
     def reduce_scatter(self, group: Group, x: Array, wire: Wire | None = None, out: Array | None = None) -> Array:
@@ -96,7 +102,7 @@ class MpiComm:
         if group.size == 1:
             return into(out, x)
         result = np.empty(x.shape, x.dtype) if out is None else out
-        self._of(group).Alltoall(_bytes(x), _bytes(result))
+        self._call(group, "alltoall", x.nbytes, _bytes(x), _bytes(result))
         return result
 
     def all_to_all_v(
@@ -106,30 +112,45 @@ class MpiComm:
         result = np.empty((rows, *x.shape[1:]), x.dtype) if out is None else out
         row_bytes = x.dtype.itemsize * int(np.prod(x.shape[1:]))
         sent, received = (counts.astype(np.int64) * row_bytes for counts in (send_n, recv_n))
-        communicator = MPI.COMM_SELF if group.size == 1 else self._of(group)
-        communicator.Alltoallv(
-            [_bytes(x), (sent, np.cumsum(sent) - sent)], [_bytes(result), (received, np.cumsum(received) - received)]
+        messages = (
+            [_bytes(x), (sent, np.cumsum(sent) - sent)],
+            [_bytes(result), (received, np.cumsum(received) - received)],
         )
+        if group.size == 1:
+            MPI.COMM_SELF.Alltoallv(*messages)
+        else:
+            # ranks of a group take the same way, so it depends on what they all know
+            self._call(group, "alltoallv", LARGE_BYTES, *messages)
         result[recv_n.sum() :] = 0
         return result
 
     def broadcast(self, group: Group, x: Array, root: int, out: Array | None = None) -> Array:
         result = into(out, x)
         if group.size > 1:
-            self._of(group).Bcast(_bytes(result), root)
+            self._call(group, "bcast", result.nbytes, _bytes(result), root)
         return result
 
     def send(self, group: Group, x: Array, peer: int) -> None:
-        self._of(group).Send(_bytes(x), peer)
+        _await(self._of(group).Isend(_bytes(x), peer))
 
     def recv(self, group: Group, shape: tuple[int, ...], dtype: Any, peer: int, out: Array | None = None) -> Array:
         result = np.empty(shape, dtype) if out is None else out
-        self._of(group).Recv(_bytes(result), peer)
+        _await(self._of(group).Irecv(_bytes(result), peer))
         return result
 
     def barrier(self, group: Group) -> None:
         if group.size > 1:
-            self._of(group).Barrier()
+            _await(self._of(group).Ibarrier())
+
+    def _call(self, group: Group, name: str, size_bytes: int, *messages: Any) -> None:
+        """One of MPI's collectives; a rank that waits for long leaves its core to others. MPI's blocking ones are the
+        faster for large messages. `size_bytes` is the same on all ranks."""
+        communicator = self._of(group)
+        if size_bytes < LARGE_BYTES:
+            _await(getattr(communicator, f"I{name}")(*messages))
+        else:
+            _await(communicator.Ibarrier())
+            getattr(communicator, name.capitalize())(*messages)
 
     def _of(self, group: Group) -> Any:
         if group.ranks not in self._communicators:
@@ -138,7 +159,7 @@ class MpiComm:
 
     def _reduce_small(self, group: Group, sent: Array, how: How, target: Array) -> None:
         received = np.empty((group.size, sent.size), sent.dtype)
-        self._of(group).Allgather(_bytes(sent), _bytes(received))
+        self._call(group, "allgather", sent.nbytes, _bytes(sent), _bytes(received))
         _add(list(received), how, target, sent.dtype)
 
     def _reduce_block(self, group: Group, sent: Array, how: How, target: Array) -> None:
@@ -146,6 +167,7 @@ class MpiComm:
         parts = self._exchange(group, sent, range(0, sent.size, count), count)
         gathered = target if sent.dtype == target.dtype else np.empty(sent.size, sent.dtype)
         _add(parts, how, gathered[group.index * count :][:count])
+        # the ranks have just met
         self._of(group).Allgather(MPI.IN_PLACE, _bytes(gathered))
         if gathered is not target:
             target[...] = gathered
@@ -159,13 +181,24 @@ class MpiComm:
         received = self._scratch[: group.size * part_bytes]
         # what a rank has for itself stays where it is
         sizes = [0 if index == mine else part_bytes for index in range(group.size)]
-        self._of(group).Alltoallv(
+        messages = (
             [_bytes(sent), (sizes, [start * sent.dtype.itemsize for start in starts])],
             [received, (sizes, [index * part_bytes for index in range(group.size)])],
         )
+        self._call(group, "alltoallv", part_bytes * group.size, *messages)
         parts = list(received.view(sent.dtype).reshape(group.size, count))
         parts[mine] = sent[starts[mine] :][:count]
         return parts
+
+
+def _await(request: Any) -> None:
+    end_s, pause_s = time.perf_counter() + BUSY_S, FIRST_PAUSE_S
+    while not request.Test():
+        if time.perf_counter() < end_s:
+            os.sched_yield()
+        else:
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LAST_PAUSE_S)
 
 
 def _block(dtype: np.dtype[Any], size: int) -> int:
