@@ -12,12 +12,15 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 from mindspore import ops
-from mindspore.ops import constexpr
+from mindspore.ops import constexpr, signature
 
 from ascend_moe_train.model.kernels.portable import PortableKernels, numbers
 
 Tensor = Any
 Shape = list[int]
+
+# the primitive: ops.zeros_like is a graph of its own, which MindSpore loses when a gradient is taken inside another
+zeros_like = ops.ZerosLike()
 
 
 @constexpr
@@ -51,7 +54,7 @@ class NativeKernels(PortableKernels):
         self._grouped_matmul = self._make_grouped_matmul()
         self._cross_entropy = self._make_cross_entropy()
         self._square_sum = self._operator("square_sum", lambda x: [1])
-        self._adamw = self._operator("adamw", lambda *_: [1])
+        self._adamw = self._make_adamw()
 
     def _operator(
         self,
@@ -72,7 +75,7 @@ class NativeKernels(PortableKernels):
         backward = self._operator("embed_dw", lambda dy, token, w: w)
 
         def gradient(token_T: Tensor, w_VD: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
-            return ops.zeros_like(token_T), backward(dout, token_T, w_VD)
+            return zeros_like(token_T), backward(dout, token_T, w_VD)
 
         return self._operator("embed", lambda token, w: [token[0], w[1]], gradient)
 
@@ -85,7 +88,7 @@ class NativeKernels(PortableKernels):
 
         def gradient(x: Tensor, w_D: Tensor, eps: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             dx, dw_D = backward(dout[0], x, w_D, out[1])
-            return dx, dw_D, ops.zeros_like(eps)
+            return dx, dw_D, zeros_like(eps)
 
         return self._operator("rms_norm", lambda x, w, eps: (x, x[:-1]), gradient, outputs=2)
 
@@ -97,12 +100,12 @@ class NativeKernels(PortableKernels):
         backward = self._operator("join", lambda *parts: [*parts[0][:-1], sum(part[-1] for part in parts)])
 
         def two(x: Tensor, first: Tensor, second: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
-            return backward(dout[0], dout[1]), ops.zeros_like(first), ops.zeros_like(second)
+            return backward(dout[0], dout[1]), zeros_like(first), zeros_like(second)
 
         def three(
             x: Tensor, first: Tensor, second: Tensor, third: Tensor, out: Tensor, dout: Tensor
         ) -> tuple[Tensor, ...]:
-            zeros = ops.zeros_like(first), ops.zeros_like(second), ops.zeros_like(third)
+            zeros = zeros_like(first), zeros_like(second), zeros_like(third)
             return backward(dout[0], dout[1], dout[2]), *zeros
 
         def shapes(x: Shape, *parts: Shape) -> tuple[Shape, ...]:
@@ -122,7 +125,7 @@ class NativeKernels(PortableKernels):
         def gradient(
             x_BSHZ: Tensor, cos_BSZ: Tensor, sin_BSZ: Tensor, out: Tensor, dout: Tensor
         ) -> tuple[Tensor, Tensor, Tensor]:
-            return backward(dout, cos_BSZ, sin_BSZ), ops.zeros_like(cos_BSZ), ops.zeros_like(sin_BSZ)
+            return backward(dout, cos_BSZ, sin_BSZ), zeros_like(cos_BSZ), zeros_like(sin_BSZ)
 
         return self._operator("rope", lambda x, cos, sin: x, gradient)
 
@@ -140,7 +143,7 @@ class NativeKernels(PortableKernels):
             q: Tensor, k: Tensor, v: Tensor, segment: Tensor, sink: Tensor, window: Tensor, out: Tensor, dout: Tensor
         ) -> tuple[Tensor, ...]:
             dq, dk, dv, dsink, _ = backward(dout[0], q, k, v, segment, sink, window, out[0], out[1])
-            return dq, dk, dv, ops.zeros_like(segment), dsink, ops.zeros_like(window)
+            return dq, dk, dv, zeros_like(segment), dsink, zeros_like(window)
 
         def shapes(q: Shape, k: Shape, v: Shape, *others: Shape) -> tuple[Shape, ...]:
             return [*q[:3], v[3]], [q[0], q[2], q[1]]
@@ -193,7 +196,7 @@ class NativeKernels(PortableKernels):
         def gradient(
             x_TD: Tensor, row_TK: Tensor, source_R: Tensor, out: Tensor, dout: Tensor
         ) -> tuple[Tensor, Tensor, Tensor]:
-            return backward(dout, row_TK), ops.zeros_like(row_TK), ops.zeros_like(source_R)
+            return backward(dout, row_TK), zeros_like(row_TK), zeros_like(source_R)
 
         return self._operator("permute", lambda x, row, source: [source[0], x[1]], gradient)
 
@@ -208,7 +211,7 @@ class NativeKernels(PortableKernels):
             y_RD: Tensor, gate_TK: Tensor, row_TK: Tensor, source_R: Tensor, out: Tensor, dout: Tensor
         ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
             dy_RD, dgate_TK = backward(dout, y_RD, gate_TK, row_TK, source_R)
-            return dy_RD, dgate_TK, ops.zeros_like(row_TK), ops.zeros_like(source_R)
+            return dy_RD, dgate_TK, zeros_like(row_TK), zeros_like(source_R)
 
         return self._operator("combine", lambda y, gate, row, source: [row[0], y[1]], gradient)
 
@@ -226,7 +229,7 @@ class NativeKernels(PortableKernels):
             return (
                 backward_x(dout, w_EDF, counts_E),
                 backward_w(x_RD, dout, counts_E),
-                ops.zeros_like(counts_E),
+                zeros_like(counts_E),
             )
 
         return self._operator("grouped_matmul", lambda x, w, counts: [x[0], w[2]], gradient)
@@ -239,7 +242,7 @@ class NativeKernels(PortableKernels):
         backward = self._operator("cross_entropy_grad", lambda dloss, logits, target, log_sum: logits)
 
         def gradient(logits_TV: Tensor, target_T: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
-            return backward(dout[0], logits_TV, target_T, out[1]), ops.zeros_like(target_T)
+            return backward(dout[0], logits_TV, target_T, out[1]), zeros_like(target_T)
 
         return self._operator("cross_entropy", lambda logits, target: (target, target), gradient, outputs=2)
 
@@ -250,6 +253,17 @@ class NativeKernels(PortableKernels):
     def square_sum(self, x: Tensor) -> Tensor:
         """Summed in fp64."""
         return self._square_sum(x)
+
+    def _make_adamw(self) -> Any:
+        """MindSpore has to know what is written: else it may hand out copies, and the update would be lost."""
+        operator = self._operator("adamw", lambda *_: [1])
+        written = ("parameter", "first", "second")
+        operator.set_signatures(
+            tuple(signature.make_sig(name, signature.sig_rw.RW_WRITE) for name in written)
+            + tuple(signature.make_sig(name) for name in ("grad", "scalars", "decays"))
+        )
+        operator.add_prim_attr("side_effect_mem", True)
+        return operator
 
     def adamw(self, state: tuple[Tensor, Tensor, Tensor], grad: Tensor, scalars: Tensor, decays: bool) -> Tensor:
         """One pass. A scale of 0 touches nothing."""
