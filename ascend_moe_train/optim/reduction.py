@@ -14,8 +14,12 @@ class Reduction(Protocol):
     def of_step(self, grads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """What the optimizer is given, from the sums."""
 
+    def counted(self, grads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """What of these counts in norms: no element that another process counts."""
+
     def across(self, figures: Tensor, square_P: Tensor) -> tuple[Tensor, Tensor]:
-        """Figures (5,) of the whole step, and the squared norms of whole gradients of all tensors.
+        """Figures (5,) of the whole step, and the squared norms of whole gradients of all tensors, from those of what
+        `counted` returns.
 
         The figures are cross entropy, that of multi-token prediction, load-balancing and z loss, dropped assignments.
         """
@@ -33,6 +37,10 @@ class LocalReduction:
 
     def of_step(self, grads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """As they are."""
+        return grads
+
+    def counted(self, grads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """All of them."""
         return grads
 
     def across(self, figures: Tensor, square_P: Tensor) -> tuple[Tensor, Tensor]:

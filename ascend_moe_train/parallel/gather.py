@@ -1,0 +1,209 @@
+"""Weights that are put together from their parts when they are used, and again in the backward pass (ZeRO stage 3).
+
+Cells of the model keep their code: a cell's weight becomes this rank's flat part of it, and its kernels become ones
+that put the whole together first. Shape letters: see model/kernels/protocol.py; P elements of a flat part.
+"""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from mindspore import nn, ops
+
+from ascend_moe_train.model.experts import GroupedExperts
+from ascend_moe_train.model.kernels.protocol import Kernels
+from ascend_moe_train.model.layers import Embedding, Linear, empty
+from ascend_moe_train.model.transformer import Transformer
+from ascend_moe_train.parallel.buckets import Share, is_repeated
+from ascend_moe_train.parallel.comm import Collectives, Tensor, Wire
+from ascend_moe_train.parallel.reduction import Late
+from ascend_moe_train.parallel.zero_costs import Uses
+
+# The weights that can be in parts only, by the cell that uses them.
+GATHERED: Mapping[type, tuple[str, ...]] = MappingProxyType(
+    {Linear: ("weight",), Embedding: ("weight",), GroupedExperts: ("w13", "w2")}
+)
+
+
+class _Weight:
+    """A weight between its shape and this rank's flat part (P,)."""
+
+    def __init__(self, share: Share, collectives: Collectives, wire: Wire | None) -> None:
+        self.shape, self.size, self.part = share.shape, share.size, share.part
+        self.num_zeros = share.part * share.group.size - share.size
+        self.is_trained, self.is_repeated = share.is_trained, is_repeated(share)
+        self.gather, self.late = collectives.all_gather(share.group), Late()
+        self.scatter = collectives.reduce_scatter(share.group, wire)
+        if share.neighbours is not None:
+            self.alone = share.size - share.num_repeated
+            self.sum_over_neighbours = collectives.all_reduce(share.neighbours, wire=wire)
+
+    def whole(self, part_P: Tensor, after: Tensor) -> Tensor:
+        """Put together, once `after` is there."""
+        flat = self.gather(self.late.value(part_P, after))
+        return ops.reshape(flat[: self.size] if self.num_zeros > 0 else flat, self.shape)
+
+    def own(self, gradient: Tensor, after: Tensor) -> Tensor:
+        """This rank's part of the summed gradient: (P,)."""
+        flat = ops.depend(ops.reshape(gradient, (-1,)), after)
+        if self.is_repeated:
+            flat = ops.concat((flat[: self.alone], self.sum_over_neighbours(flat[self.alone :])))
+        if self.num_zeros > 0:
+            flat = ops.concat((flat, ops.zeros((self.num_zeros,), flat.dtype)))
+        return self.scatter(flat)
+
+
+class _MatMul(nn.Cell):
+    def __init__(self, weight: _Weight, kernels: Kernels) -> None:
+        super().__init__()
+        self.weight, self.kernels = weight, kernels
+        self.gradient = ops.GradOperation(get_all=True, sens_param=True)
+
+    def product(self, x_TD: Tensor, w_FD: Tensor) -> Tensor:
+        return self.kernels.matmul(x_TD, w_FD)
+
+    def construct(self, x_TD: Tensor, part_P: Tensor) -> Tensor:
+        return self.product(x_TD, self.weight.whole(part_P, x_TD))
+
+    def bprop(self, x_TD: Tensor, part_P: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
+        # two collectives of one backward pass have no order but that of what they depend on
+        dout = ops.depend(dout, out)
+        w_FD = self.weight.whole(part_P, dout)
+        dx_TD, dw_FD = self.gradient(self.product)(x_TD, w_FD, dout)
+        if not self.weight.is_trained:
+            return dx_TD, ops.zeros_like(part_P)
+        dpart_P = self.weight.own(dw_FD, w_FD)
+        return ops.depend(dx_TD, dpart_P), dpart_P
+
+
+class _GroupedMatMul(nn.Cell):
+    def __init__(self, weight: _Weight, kernels: Kernels) -> None:
+        super().__init__()
+        self.weight, self.kernels = weight, kernels
+        self.gradient = ops.GradOperation(get_all=True, sens_param=True)
+
+    def product(self, x_RD: Tensor, w_EDF: Tensor, counts_E: Tensor) -> Tensor:
+        return self.kernels.grouped_matmul(x_RD, w_EDF, counts_E)
+
+    def construct(self, x_RD: Tensor, part_P: Tensor, counts_E: Tensor) -> Tensor:
+        return self.product(x_RD, self.weight.whole(part_P, x_RD), counts_E)
+
+    def bprop(self, x_RD: Tensor, part_P: Tensor, counts_E: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
+        dout = ops.depend(dout, out)
+        w_EDF = self.weight.whole(part_P, dout)
+        dx_RD, dw_EDF, dcounts_E = self.gradient(self.product)(x_RD, w_EDF, counts_E, dout)
+        if not self.weight.is_trained:
+            return dx_RD, ops.zeros_like(part_P), dcounts_E
+        dpart_P = self.weight.own(dw_EDF, w_EDF)
+        return ops.depend(dx_RD, dpart_P), dpart_P, dcounts_E
+
+
+class _Embed(nn.Cell):
+    """The gradient of an embedding does not depend on its weight: nothing is put together for it."""
+
+    def __init__(self, weight: _Weight, kernels: Kernels) -> None:
+        super().__init__()
+        self.weight, self.kernels = weight, kernels
+        self.gradient = ops.GradOperation(get_all=True, sens_param=True)
+
+    def rows(self, token_T: Tensor, w_VD: Tensor) -> Tensor:
+        return self.kernels.embed(token_T, w_VD)
+
+    def construct(self, token_T: Tensor, part_P: Tensor) -> Tensor:
+        return self.rows(token_T, self.weight.whole(part_P, token_T))
+
+    def bprop(self, token_T: Tensor, part_P: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
+        dout = ops.depend(dout, out)
+        # a constant of this shape would stay in memory
+        like_VD = ops.broadcast_to(ops.reshape(part_P[:1], (1, 1)), self.weight.shape)
+        dtoken_T, dw_VD = self.gradient(self.rows)(token_T, like_VD, dout)
+        if not self.weight.is_trained:
+            return dtoken_T, ops.zeros_like(part_P)
+        return dtoken_T, self.weight.own(dw_VD, dout)
+
+
+class GatheringKernels:
+    """Those of one cell, whose weights may be flat parts; what is no flat part, and all else, is left to `base`."""
+
+    def __init__(self, base: Kernels, weights: Sequence[_Weight]) -> None:
+        self.base = base
+        first, last = weights[0], weights[-1]
+        self.first_part = first.part
+        self.of_matmul, self.of_embed = _MatMul(first, base), _Embed(first, base)
+        self.of_first, self.of_last = _GroupedMatMul(first, base), _GroupedMatMul(last, base)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "base":  # not set yet, while a copy is being made
+            raise AttributeError(name)
+        return getattr(self.base, name)
+
+    def matmul(self, x_TD: Tensor, w_FD: Tensor) -> Tensor:
+        """See Kernels."""
+        return self.of_matmul(x_TD, w_FD) if w_FD.ndim == 1 else self.base.matmul(x_TD, w_FD)
+
+    def embed(self, token_T: Tensor, w_VD: Tensor) -> Tensor:
+        """See Kernels."""
+        return self.of_embed(token_T, w_VD)
+
+    def grouped_matmul(self, x_RD: Tensor, w_EDF: Tensor, counts_E: Tensor) -> Tensor:
+        """See Kernels. Two weights of a cell are told apart by the size of their parts."""
+        if w_EDF.ndim > 1:
+            return self.base.grouped_matmul(x_RD, w_EDF, counts_E)
+        if w_EDF.shape[0] == self.first_part:
+            return self.of_first(x_RD, w_EDF, counts_E)
+        return self.of_last(x_RD, w_EDF, counts_E)
+
+
+def gathered_names(model: Transformer) -> set[str]:
+    """The weights that can be in parts only."""
+    return {f"{place}.{attribute}" for place, _, attribute in _gathered(model)}
+
+
+def gather_on_use(
+    model: Transformer, shares: Mapping[str, Share], collectives: Collectives, wire: Wire | None
+) -> dict[str, Uses]:
+    """Gives the cells of a model parts, zero until they are filled, instead of the weights whose share is `on_use`.
+
+    Branches of the model must be in order before (see `autodiff.InOrder`). Returns how each is used.
+    """
+    made: dict[str, _Weight] = {}
+    by_cell: dict[str, list[_Weight]] = {}
+    cells = dict(model.cells_and_names())
+    for place, cell, attribute in list(_gathered(model)):
+        name = f"{place}.{attribute}"
+        share = shares[name]
+        if share.form != "on_use":
+            continue
+        part = empty(share.part, is_trained=share.is_trained)
+        part.name = name
+        setattr(cell, attribute, part)
+        made[name] = _Weight(share, collectives, wire)
+        by_cell.setdefault(place, []).append(made[name])
+    for place, weights in by_cell.items():
+        cells[place].kernels = GatheringKernels(cells[place].kernels, weights)
+    if model.tie_embeddings and "embed.weight" in made:
+        model.kernels = GatheringKernels(model.kernels, [made["embed.weight"]])
+    return {name: _uses(name, model, shares[name].is_trained) for name in made}
+
+
+def _gathered(model: Transformer) -> list[tuple[str, Any, str]]:
+    """(place, cell, attribute) of each weight that can be in parts only."""
+    return [
+        (place, cell, attribute)
+        for place, cell in model.cells_and_names()
+        for kind, attributes in GATHERED.items()
+        if isinstance(cell, kind)
+        for attribute in attributes
+    ]
+
+
+def _uses(name: str, model: Transformer, is_trained: bool) -> Uses:
+    """Everything is used once, but embedding and head once more in each block of multi-token prediction."""
+    times = 1 + (len(model.mtp) if model.has_mtp else 0)
+    if name == "embed.weight":
+        products = times if model.tie_embeddings else 0
+        uses, gathers = times + products, times + 2 * products
+    else:
+        uses = times if name == "head.weight" else 1
+        gathers = 2 * uses
+    return Uses(gathers=gathers, reductions=uses if is_trained else 0)

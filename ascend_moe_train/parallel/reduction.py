@@ -1,0 +1,215 @@
+"""`optim.reduction.Reduction` for many ranks: gradients summed in buckets, weights put together from their parts.
+
+n ranks of a bucket's group, P trained tensors of the model. Inside a graph all collectives here are in series: the
+first waits for all gradients, each other one for the one before.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from math import prod
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import nn, ops
+
+from ascend_moe_train.parallel.buckets import Bucket, Share
+from ascend_moe_train.parallel.comm import Collectives, Tensor, Wire
+from ascend_moe_train.parallel.zero_costs import ZeroPlan
+
+
+class Late:
+    """What a parameter holds once something else is there.
+
+    `ops.depend` on a parameter itself is not that: MindSpore may take the values of two such for one, whatever they
+    depend on (2.10). A product with a one that depends is exact, and reads the parameter when the one is there.
+    """
+
+    def __init__(self) -> None:
+        self.one = ms.Tensor(np.ones(1, np.float32))
+
+    def value(self, parameter: Tensor, after: Any) -> Tensor:
+        """Its bits."""
+        return parameter * ops.depend(self.one, after)
+
+
+class _ReduceBucket(nn.Cell):
+    """Gradients of P tensors -> of those in the bucket the sums over the group: whole, or this rank's flat parts.
+
+    For parts, each gradient is filled up with zeros and laid out as (n, part); the bucket is all of them side by side.
+    """
+
+    def __init__(self, bucket: Bucket, shares: Sequence[Share], collectives: Collectives, wire: Wire | None) -> None:
+        super().__init__()
+        first = shares[bucket[0]]
+        is_whole = first.form == "whole"
+        make = collectives.all_reduce if is_whole else collectives.reduce_scatter
+        self.sum_over_group = make(first.group, wire=wire)
+        self.places, self.num_rows = bucket, 1 if is_whole else first.group.size
+        self.shapes = tuple(shares[i].updated_shape for i in bucket)
+        self.sizes = tuple(prod(shape) for shape in self.shapes)
+        self.num_zeros = tuple(
+            self.num_rows * size - shares[i].size for i, size in zip(bucket, self.sizes, strict=True)
+        )
+
+    def construct(self, grads: tuple[Tensor, ...], after: Any) -> tuple[Tensor, ...]:
+        rows = []
+        for j in range(len(self.places)):
+            flat = ops.reshape(grads[self.places[j]], (-1,))
+            if self.num_zeros[j] > 0:
+                flat = ops.concat((flat, ops.zeros((self.num_zeros[j],), flat.dtype)))
+            rows.append(ops.reshape(flat, (self.num_rows, self.sizes[j])))
+        x = ops.reshape(_side_by_side(rows), (-1,))
+        return _apart(self.sum_over_group(ops.depend(x, after)), self.sizes, self.shapes)
+
+
+class _RepeatedBucket(nn.Cell):
+    """Gradients of P tensors -> those in the bucket, with the last rows summed over neighbours."""
+
+    def __init__(self, bucket: Bucket, shares: Sequence[Share], collectives: Collectives, wire: Wire | None) -> None:
+        super().__init__()
+        neighbours: Any = shares[bucket[0]].neighbours
+        self.sum_over_neighbours = collectives.all_reduce(neighbours, wire=wire)
+        self.places, self.starts = bucket, tuple(shares[i].size - shares[i].num_repeated for i in bucket)
+        self.shapes = tuple(shares[i].shape for i in bucket)
+        self.sizes = tuple(shares[i].num_repeated for i in bucket)
+        self.flat_shapes = tuple((size,) for size in self.sizes)
+
+    def construct(self, grads: tuple[Tensor, ...], after: Any) -> tuple[Tensor, ...]:
+        flat = [ops.reshape(grads[i], (-1,)) for i in self.places]
+        x = _joined([flat[j][self.starts[j] :] for j in range(len(flat))])
+        sums = _apart(self.sum_over_neighbours(ops.depend(x, after)), self.sizes, self.flat_shapes)
+        whole = [ops.concat((flat[j][: self.starts[j]], sums[j])) for j in range(len(flat))]
+        return tuple([ops.reshape(whole[j], self.shapes[j]) for j in range(len(flat))])
+
+
+class _GatherBucket(nn.Cell):
+    """Flat parts of some tensors, by their places among those in parts -> of those in the bucket the whole tensors."""
+
+    def __init__(self, bucket: Bucket, places: Mapping[int, int], shares: Sequence[Share], collectives: Collectives):
+        super().__init__()
+        group = shares[bucket[0]].group
+        self.gather, self.num_rows = collectives.all_gather(group), group.size
+        self.places = tuple(places[i] for i in bucket)
+        self.parts = tuple(shares[i].part for i in bucket)
+        self.sizes = tuple(shares[i].size for i in bucket)
+        self.shapes = tuple(shares[i].shape for i in bucket)
+
+    def construct(self, parts: tuple[Tensor, ...], after: Any) -> tuple[Tensor, ...]:
+        x = self.gather(ops.depend(_joined([parts[i] for i in self.places]), after))
+        x = ops.reshape(x, (self.num_rows, -1))
+        columns = ops.split(x, self.parts, 1) if len(self.parts) > 1 else (x,)
+        flat = [ops.reshape(columns[j], (-1,))[: self.sizes[j]] for j in range(len(columns))]
+        return tuple([ops.reshape(flat[j], self.shapes[j]) for j in range(len(flat))])
+
+
+class ShardedReduction(nn.Cell):
+    """See `optim.reduction.Reduction`. Gradients are those of the plan's trained tensors, in their order; what `across`
+    returns is of the plan's `names`."""
+
+    def __init__(
+        self,
+        plan: ZeroPlan,
+        collectives: Collectives,
+        *,
+        parts: Mapping[int, Any],
+        weights: Mapping[int, Any],
+        figure_weights: Sequence[float],
+    ) -> None:
+        """`parts` and `weights` are, of the tensors in parts and by their place among the trained, what the optimizer
+        updates and what the model reads."""
+        super().__init__()
+        shares, buckets, wire = plan.trained, plan.buckets, plan.wire
+        self.in_micro, self.num_figures = plan.stage > 1, len(figure_weights)
+        self.repeated = nn.CellList([_RepeatedBucket(b, shares, collectives, wire) for b in buckets.repeated])
+        self.reduced = nn.CellList([_ReduceBucket(b, shares, collectives, wire) for b in buckets.reduced])
+        self.repeated_order = _order(buckets.repeated, len(shares))
+        self.reduced_order = _order(buckets.reduced, len(shares))
+        self.cuts = tuple(
+            share.num_counted if 0 < share.num_counted < prod(share.updated_shape) else 0 for share in shares
+        )
+        places = {share.name: i for i, share in enumerate(shares)}
+        counts = {share.name: share.weight if share.num_counted else 0.0 for share in shares}
+        self.place_P = ms.Tensor(np.array([places.get(name, len(shares)) for name in plan.names], np.int32))
+        self.weight_P = ms.Tensor(np.array([counts.get(name, 0.0) for name in plan.names], np.float32))
+        self.figure_weights = ms.Tensor(np.array(figure_weights, np.float32))
+        self.late, self.nothing = Late(), ms.Tensor(np.zeros(1, np.float32))
+        self.sum_over_world = collectives.all_reduce(collectives.world)
+        among_parts = {i: place for place, i in enumerate(parts)}
+        self.published = nn.CellList([_GatherBucket(b, among_parts, shares, collectives) for b in buckets.published])
+        self.parts = ms.ParameterTuple(list(parts.values()))
+        self.weights = ms.ParameterTuple([weights[i] for i in chain.from_iterable(buckets.published)])
+
+    def of_micro(self, grads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Summed over ranks, or as they are."""
+        return self.summed(grads) if self.in_micro else grads
+
+    def of_step(self, grads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Summed over ranks, if they are not yet."""
+        return grads if self.in_micro else self.summed(grads)
+
+    def summed(self, grads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Over neighbours, then over the groups, bucket after bucket."""
+        after = grads
+        found: tuple[Tensor, ...] = ()
+        for bucket in self.repeated:
+            after = bucket(grads, after)
+            found = found + after
+        found = found + grads
+        grads = tuple([found[i] for i in self.repeated_order])
+        found = ()
+        for bucket in self.reduced:
+            after = bucket(grads, after)
+            found = found + after
+        found = found + grads
+        return tuple([found[i] for i in self.reduced_order])
+
+    def counted(self, grads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Without what a neighbour counts."""
+        return tuple(
+            [
+                ops.reshape(grads[i], (-1,))[: self.cuts[i]] if self.cuts[i] > 0 else grads[i]
+                for i in range(len(self.cuts))
+            ]
+        )
+
+    def across(self, figures: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
+        """One all_reduce over the world, in fp32."""
+        square_P = ops.gather(ops.concat((squares, self.nothing)), self.place_P, 0) * self.weight_P
+        sums = self.sum_over_world(ops.concat((figures * self.figure_weights, square_P)))
+        return sums[: self.num_figures], sums[self.num_figures :]
+
+    def publish(self, done: Tensor) -> Tensor:
+        """Puts weights together from the parts that were updated, and gives them to the model."""
+        return self.bring(tuple([self.late.value(part, done) for part in self.parts]), done)
+
+    def bring(self, parts: tuple[Tensor, ...], done: Tensor) -> Tensor:
+        """The same, from given parts."""
+        after: Any = done
+        place = 0
+        for bucket in self.published:
+            values = bucket(parts, after)
+            after = [ops.assign(self.weights[place + j], values[j]) for j in range(len(values))]
+            place = place + len(values)
+        return ops.depend(done, after)
+
+
+def _order(buckets: Sequence[Bucket], count: int) -> tuple[int, ...]:
+    """Where each of `count` tensors is among the results of all buckets followed by the tensors as they were."""
+    results = list(chain.from_iterable(buckets))
+    found = {place: position for position, place in enumerate(results)}
+    return tuple(found.get(place, len(results) + place) for place in range(count))
+
+
+def _joined(flat: list[Tensor]) -> Tensor:
+    return ops.concat(flat) if len(flat) > 1 else flat[0]
+
+
+def _side_by_side(rows: list[Tensor]) -> Tensor:
+    return ops.concat(rows, 1) if len(rows) > 1 else rows[0]
+
+
+def _apart(x: Tensor, sizes: tuple[int, ...], shapes: tuple[tuple[int, ...], ...]) -> tuple[Tensor, ...]:
+    """A flat tensor cut into pieces of these sizes, in these shapes."""
+    pieces = ops.split(x, sizes, 0) if len(sizes) > 1 else (x,)
+    return tuple([ops.reshape(pieces[j], shapes[j]) for j in range(len(sizes))])

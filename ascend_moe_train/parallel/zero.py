@@ -1,0 +1,228 @@
+"""Data parallelism and ZeRO: what each rank updates, and how gradients get there and weights back.
+
+Stage 0 keeps everything on every rank; 1 shares out optimizer states, 2 also the sums of gradients over micro-batches,
+3 also the weights of matrices (Rajbhandari et al., 2020). Everything is in fp32, so that the flat parts that a rank
+updates are its only copies of them in stage 3, and copies beside the model's weights in stages 1 and 2.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import nn
+from numpy.typing import NDArray
+
+from ascend_moe_train.config import RunConfig
+from ascend_moe_train.errors import TrainingError
+from ascend_moe_train.model.layers import empty
+from ascend_moe_train.model.transformer import Transformer
+from ascend_moe_train.optim.reduction import LocalReduction, Reduction
+from ascend_moe_train.parallel.buckets import CLASSES, Form, Share, share_of
+from ascend_moe_train.parallel.comm import Collectives, Comm, Tensor, Wire
+from ascend_moe_train.parallel.cuts import GROUP_AXES
+from ascend_moe_train.parallel.gather import gather_on_use, gathered_names
+from ascend_moe_train.parallel.mesh import Mesh
+from ascend_moe_train.parallel.reduction import ShardedReduction
+from ascend_moe_train.parallel.shards import Placement, repeat_groups
+from ascend_moe_train.parallel.zero_costs import ZeroPlan
+
+_WIRES: Mapping[str, Wire | None] = {"fp32": None, "bf16": "bf16", "fp16": "fp16"}
+_FORMS: tuple[Form, ...] = ("whole", "parts", "parts", "on_use")  # of a matrix, by stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Owned:
+    """What the optimizer updates of a tensor here: elements [start, stop) of the local one, in row-major order.
+
+    `parameter` has the local tensor's shape, or is flat; a flat one may end with zeros beyond them.
+    """
+
+    name: str
+    parameter: Any
+    start: int
+    stop: int
+
+
+class Sharded:
+    """The model as the optimizer, the step and checkpoints of one rank see it.
+
+    `reduction`, `differentiated`, `summed` and `names` are for `TrainStep`. `owned` is what the optimizer updates;
+    `num_dims` are those of the whole tensors, by name.
+    """
+
+    def __init__(
+        self,
+        plan: ZeroPlan,
+        *,
+        kept: Mapping[str, Any],
+        parts: Mapping[str, Any],
+        reduction: Reduction,
+        num_dims: Mapping[str, int],
+    ) -> None:
+        """`kept` is what the model reads of each weight, `parts` what the optimizer updates where that is not it."""
+        self.plan, self.reduction, self.num_dims = plan, reduction, dict(num_dims)
+        self.names = plan.names
+        self._kept, self._parts = kept, parts
+        self._shares = {share.name: share for share in plan.shares}
+        self.differentiated = [kept[share.name] for share in plan.trained]
+        self.owned = [
+            Owned(
+                name=share.name,
+                parameter=parts.get(share.name, kept[share.name]),
+                start=share.updated[0],
+                stop=share.updated[1],
+            )
+            for share in plan.trained
+        ]
+        self.summed = [owned.parameter for owned in self.owned] if plan.stage > 1 else self.differentiated
+        self._refill = _Refill(reduction)
+
+    @property
+    def weights(self) -> list[tuple[str, Any]]:
+        """What the optimizer updates, by name."""
+        return [(owned.name, owned.parameter) for owned in self.owned]
+
+    def fill(self, name: str, local: NDArray[np.float32]) -> None:
+        """Fills what is here of a weight from the local tensor: what the model reads and what the optimizer updates.
+
+        Raises ValueError for another shape than the local tensor's.
+        """
+        share = self._shares[name]
+        if tuple(local.shape) != share.shape:
+            raise ValueError(f"{name}: {local.shape} is not the shape {share.shape} of the local tensor")
+        if share.form != "on_use":
+            self._kept[name].set_data(ms.Tensor(np.ascontiguousarray(local)))
+        if share.form != "whole":
+            start, stop = share.updated
+            part = np.zeros(share.part, np.float32)
+            part[: stop - start] = local.reshape(-1)[start:stop]
+            self._parts.get(name, self._kept[name]).set_data(ms.Tensor(part))
+
+    def refill(self) -> None:
+        """Brings what the optimizer updates, once that has been filled from elsewhere, to where the model reads it.
+
+        Every rank calls it.
+        """
+        if self._parts:
+            self._refill(ms.Tensor(np.zeros(1, np.float32))).asnumpy()
+
+
+class _Refill(nn.Cell):
+    def __init__(self, reduction: Reduction) -> None:
+        super().__init__()
+        self.reduction = reduction
+
+    def construct(self, done: Tensor) -> Tensor:
+        return self.reduction.publish(done)
+
+
+def apply_zero(
+    model: Transformer, placed: Mapping[str, Placement], mesh: Mesh, config: RunConfig, collectives: Collectives
+) -> Sharded:
+    """Shares out the weights of a model whose cells hold what `placed` says, and still are to be filled.
+
+    Every rank calls it. In stage 3 weights become flat parts. Raises TrainingError if what the ranks update does not
+    add up to the model.
+    """
+    parallel = config.parallel
+    weights = dict(model.weights())
+    shares = _shares(model, placed, mesh, config, collectives)
+    wire = _WIRES[parallel.reduce_dtype]
+    plan = ZeroPlan(
+        stage=parallel.zero_stage,
+        shares=tuple(shares.values()),
+        names=_names(weights, placed, config.lora is not None),
+        world=collectives.world,
+        uses=gather_on_use(model, shares, collectives, wire),
+        bucket_bytes=parallel.bucket_bytes,
+        wire=wire,
+    )
+    check_adds_up(plan, placed, collectives.comm)
+    kept = dict(model.weights())
+    parts = {share.name: _part(share) for share in plan.trained if share.form == "parts"}
+    return Sharded(
+        plan,
+        kept=kept,
+        parts=parts,
+        reduction=_reduction(plan, kept, parts, mesh, collectives),
+        num_dims={name: len(placed[name].shape) for name in plan.names},
+    )
+
+
+def check_adds_up(plan: ZeroPlan, placed: Mapping[str, Placement], comm: Comm) -> None:
+    """Raises TrainingError unless what all ranks update is each element of the model once. Every rank calls it."""
+    here = {share.name: share.weight * share.num_counted for share in plan.trained}
+    counts_P = comm.all_reduce(comm.world, np.array([here.get(name, 0.0) for name in plan.names], np.float64))
+    wrong = [
+        f"{name} ({placed[name].gradient}) {count:g} of {prod(placed[name].shape)}"
+        for name, count in zip(plan.names, counts_P, strict=True)
+        if abs(count - prod(placed[name].shape)) > 0.5
+    ]
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        ranks = f"{comm.world.size} ranks"
+        raise TrainingError(f"elements that {ranks} update do not add up to the model: {', '.join(wrong[:3])}{more}")
+
+
+def _shares(
+    model: Transformer, placed: Mapping[str, Placement], mesh: Mesh, config: RunConfig, collectives: Collectives
+) -> dict[str, Share]:
+    """Of every weight that is here, in the order of their first use."""
+    kinds = {placement.gradient for placement in placed.values()}
+    groups = {
+        kind: collectives.split("_".join(GROUP_AXES[kind]), mesh.groups(GROUP_AXES[kind]))
+        for kind in CLASSES
+        if kind in kinds
+    }
+    neighbours = None
+    if any(placement.repeated is not None for placement in placed.values()):
+        neighbours = collectives.split("kv_heads", repeat_groups(config.model, mesh))
+    stage, matrices = config.parallel.zero_stage, gathered_names(model)
+
+    def share(name: str, parameter: Any) -> Share:
+        placement = placed[name]
+        group, form = groups[placement.gradient], _FORMS[stage]
+        # with less than an element for each rank, two weights of a cell could have parts of one size
+        if stage == 3 and (name not in matrices or placement.local_size < group.size):
+            form = "parts"
+        if not parameter.requires_grad and form == "parts":
+            form = "whole"
+        return share_of(
+            name, placement, group=group, form=form, is_trained=parameter.requires_grad, neighbours=neighbours
+        )
+
+    return {name: share(name, parameter) for name, parameter in model.weights()}
+
+
+def _names(weights: Mapping[str, Any], placed: Mapping[str, Placement], has_adapters: bool) -> tuple[str, ...]:
+    """What is trained on any rank, in the same order on all; with adapters every weight is on every rank."""
+    if has_adapters:
+        return tuple(name for name, parameter in weights.items() if parameter.requires_grad)
+    return tuple(name for name, placement in placed.items() if placement.gradient != "none")
+
+
+def _part(share: Share) -> Any:
+    part = empty(share.part)
+    part.name = f"part.{share.name}"
+    return part
+
+
+def _reduction(
+    plan: ZeroPlan, kept: Mapping[str, Any], parts: Mapping[str, Any], mesh: Mesh, collectives: Collectives
+) -> Reduction:
+    """Cross entropy is a sum over data parallel ranks, equal inside of each; balance and z loss are equal on all; what
+    is dropped adds up."""
+    if mesh.world_size == 1:
+        return LocalReduction()
+    of_loss, of_all = mesh.dp / mesh.world_size, 1 / mesh.world_size
+    places = {share.name: i for i, share in enumerate(plan.trained)}
+    return ShardedReduction(
+        plan,
+        collectives,
+        parts={places[name]: parameter for name, parameter in parts.items()},
+        weights={places[name]: kept[name] for name in parts},
+        figure_weights=(of_loss, of_loss, of_all, of_all, 1.0),
+    )

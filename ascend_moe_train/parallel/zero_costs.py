@@ -1,0 +1,150 @@
+"""What each rank does for ZeRO in a step, and what that takes in memory and traffic, as closed forms. Pure.
+
+s elements of a rank's local tensor, n ranks of the group over which its gradient is summed, p = ceil(s / n) elements of
+a flat part, m micro-batches, w bytes of an element of a gradient on its way (4 as fp32, 2 as bf16 or fp16).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from ascend_moe_train.parallel.buckets import ELEMENT_BYTES, Buckets, Share, buckets_of, is_repeated
+from ascend_moe_train.parallel.comm import WIRE_DTYPES, Group, Wire
+
+NUM_FIGURES = 5  # see optim/reduction.py
+Traffic = dict[tuple[str, str], tuple[int, int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroBytes:
+    """What one rank keeps from step to step: the model's weights, the sums of gradients of several micro-batches, and
+    the optimizer's moments with its own copies of weights; `host` is what of the latter is outside of the device."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    host: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.gradients + self.optimizer + self.host
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uses:
+    """How often a micro-batch puts a weight together from its parts, and shares out its gradient."""
+
+    gathers: int
+    reductions: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroPlan:
+    """What one rank does. `shares` are of all weights that it holds, in the order of their first use; `names` those of
+    what is trained in the whole model, `uses` of what is put together on use."""
+
+    stage: int
+    shares: tuple[Share, ...]
+    names: tuple[str, ...]
+    world: Group
+    uses: Mapping[str, Uses]
+    bucket_bytes: int
+    wire: Wire | None = None
+    offload: bool = False
+
+    @property
+    def trained(self) -> list[Share]:
+        """Those that have a gradient."""
+        return [share for share in self.shares if share.is_trained]
+
+    @property
+    def buckets(self) -> Buckets:
+        """Of the places among the trained."""
+        return buckets_of(self.trained, self.bucket_bytes)
+
+
+def zero_bytes(plan: ZeroPlan, num_micro: int) -> ZeroBytes:
+    """The sum over tensors, in units of 4 bytes:
+
+        form      weight   sum of gradients, if m > 1      optimizer
+        whole     s        s                               2 s
+        parts     s        s in stage 1, p in stages 2, 3  3 p
+        on_use    p        p                               2 p
+
+    All tensors are `whole` in stage 0, `parts` in stages 1 and 2; in stage 3 matrices are `on_use`, the rest `parts`.
+    Groups of one rank have `whole` ones only (Rajbhandari et al., 2020, figure 1, whose 16-bit weights and gradients
+    are fp32 here). Frozen weights have neither gradients nor states. With `offload`, moments and one copy of all
+    weights that are updated (3 s or 3 p) are on the host, and nothing of the optimizer on the device.
+
+    Not counted: what is alive only inside a graph, such as activations, buckets and the gradients of one micro-batch.
+    """
+    weights = gradients = optimizer = host = 0
+    for share in plan.shares:
+        updated = prod(share.updated_shape)
+        weights += share.part if share.form == "on_use" else share.size
+        if not share.is_trained:
+            continue
+        if num_micro > 1:
+            gradients += updated if plan.stage > 1 else share.size
+        if plan.offload:
+            host += 3 * updated
+        else:
+            optimizer += (3 if share.form == "parts" else 2) * updated
+    counts = {"weights": weights, "gradients": gradients, "optimizer": optimizer, "host": host}
+    return ZeroBytes(**{name: ELEMENT_BYTES * count for name, count in counts.items()})
+
+
+def zero_traffic(plan: ZeroPlan, num_micro: int) -> Traffic:
+    """(verb, group) -> calls and payload bytes (see `comm.Comm`) of a rank in one optimizer step.
+
+    r = 1 in stages 0 and 1, m in stages 2 and 3; what is repeated has q elements in rows that neighbours have too:
+
+        all_reduce      of whole tensors: w s, once                       one call a bucket
+        reduce_scatter  of those in parts: w n p, r times                 one call a bucket
+        all_gather      of those in parts: 4 p, once                      one call a bucket
+        all_gather      of those put together on use: 4 p, m times a use  one call each
+        reduce_scatter  of those: w n p, m times a use                    one call each
+        all_reduce      over neighbours: w q, r times                     one call a bucket; on use m times, a call each
+        all_reduce      over the world: 4 (5 + number of tensors)         one call
+
+    In groups of one rank nothing is called. A use is one in the forward pass and, but for the embedding, another in the
+    backward pass. With adapters this is the most that can be: what no gradient needs is left out.
+    """
+    wire_bytes = ELEMENT_BYTES if plan.wire is None else WIRE_DTYPES[plan.wire].itemsize
+    reductions = num_micro if plan.stage > 1 else 1
+    trained, buckets = plan.trained, plan.buckets
+    sent = _Sent()
+    for bucket in buckets.repeated:
+        shares = [trained[i] for i in bucket]
+        sent.add("all_reduce", shares[0].neighbours, reductions, wire_bytes * sum(s.num_repeated for s in shares))
+    for bucket in buckets.reduced:
+        shares = [trained[i] for i in bucket]
+        group, is_whole = shares[0].group, shares[0].form == "whole"
+        elements = sum(share.size if is_whole else share.part * group.size for share in shares)
+        sent.add("all_reduce" if is_whole else "reduce_scatter", group, reductions, wire_bytes * elements)
+    for bucket in buckets.published:
+        shares = [trained[i] for i in bucket]
+        sent.add("all_gather", shares[0].group, 1, ELEMENT_BYTES * sum(share.part for share in shares))
+    for share in plan.shares:
+        if share.form != "on_use":
+            continue
+        gathers, times = num_micro * plan.uses[share.name].gathers, num_micro * plan.uses[share.name].reductions
+        sent.add("all_gather", share.group, gathers, ELEMENT_BYTES * share.part)
+        sent.add("reduce_scatter", share.group, times, wire_bytes * share.part * share.group.size)
+        if is_repeated(share):
+            sent.add("all_reduce", share.neighbours, times, wire_bytes * share.num_repeated)
+    sent.add("all_reduce", plan.world, 1, ELEMENT_BYTES * (NUM_FIGURES + len(plan.names)))
+    return sent.traffic
+
+
+class _Sent:
+    """Adds up calls."""
+
+    def __init__(self) -> None:
+        self.traffic: Traffic = {}
+
+    def add(self, verb: str, group: Group | None, times: int, size_bytes: int) -> None:
+        if group is not None and group.size > 1 and times:
+            calls, total_bytes = self.traffic.get((verb, group.name), (0, 0))
+            self.traffic[verb, group.name] = calls + times, total_bytes + times * size_bytes
