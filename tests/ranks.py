@@ -2,7 +2,8 @@
 seconds, so a function does many cases.
 
 The function takes the argument and returns that rank's result: what JSON has, with NumPy arrays anywhere in it. It
-finds its place by `MpiComm()`. An exception on one rank ends all.
+finds its place by `MpiComm()`, or by `NativeOps()` if MindSpore's own launcher is wanted. An exception on one rank ends
+all.
 """
 
 import contextlib
@@ -12,8 +13,10 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
@@ -44,17 +47,16 @@ def run_ranks(
     *,
     deadline_s: float = 120,
     environment: dict[str, str] | None = None,
+    is_native: bool = False,
 ) -> list[Any]:
     """The results of `module:function` on every rank, in their order. Raises RanksFailedError; nothing is left running
     after the deadline."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "argument.json").write_text(json.dumps(argument))
-        here = ["-launcher", "fork", "-rmk", "user", "-localhost", "127.0.0.1"]
-        rank = [sys.executable, "-m", "mpi4py", "-m", "tests.ranks", function, name, str(deadline_s)]
-        code, output = _run(
-            [str(find_mpiexec()), *here, "-n", str(num_ranks), *rank], environment or {}, deadline_s, folder
-        )
+        program = [function, name, str(deadline_s)]
+        command = _native_command(num_ranks, program, folder) if is_native else _mpi_command(num_ranks, program)
+        code, output = _run(command, environment or {}, deadline_s, folder)
         results = [folder / f"result.{rank}.json" for rank in range(num_ranks)]
         if code != 0 or not all(path.exists() for path in results):
             how = f"not done after {deadline_s} s" if code is None else f"exit code {code}"
@@ -62,18 +64,43 @@ def run_ranks(
         return [_load(path) for path in results]
 
 
+def _mpi_command(num_ranks: int, program: list[str]) -> list[str]:
+    here = ["-launcher", "fork", "-rmk", "user", "-localhost", "127.0.0.1"]
+    rank = [sys.executable, "-m", "mpi4py", "-m", "tests.ranks", *program]
+    return [str(find_mpiexec()), *here, "-n", str(num_ranks), *rank]
+
+
+def _native_command(num_ranks: int, program: list[str], folder: Path) -> list[str]:
+    """msrun, which runs a script with the first `python` on PATH."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = {
+        "worker_num": num_ranks,
+        "local_worker_num": num_ranks,
+        "master_addr": "127.0.0.1",
+        "master_port": port,
+        "log_dir": folder / "logs",
+        "join": True,
+        "cluster_time_out": 60,
+    }
+    msrun = Path(sysconfig.get_path("scripts")) / "msrun"
+    return [str(msrun), *(f"--{key}={value}" for key, value in options.items()), __file__, *program]
+
+
 def _run(command: list[str], extra: dict[str, str], deadline_s: float, folder: Path) -> tuple[int | None, str]:
     """Exit code, None after the deadline, and output. No process of it is left."""
     # an MPI or launcher that started the tests must not be taken for that of the ranks
     given = {key: value for key, value in os.environ.items() if not key.startswith(("PMI", "HYD", "OMPI_", "AMT_"))}
     # ranks share the cores
+    path = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     chosen = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "GLOG_v": "3", "PYTHONUNBUFFERED": "1"}
     mark = f"{MARK}={folder}"
     with (folder / "output").open("w+b") as output:
         process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env={**given, **chosen, **extra, MARK: str(folder)},
+            env={**given, **path, **chosen, **extra, MARK: str(folder)},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -87,7 +114,8 @@ def _run(command: list[str], extra: dict[str, str], deadline_s: float, folder: P
             _kill_all(mark)
             process.wait()
         output.seek(0)
-        return code, output.read().decode(errors="replace")
+        logs = [path.read_text(errors="replace") for path in sorted(folder.glob("logs/worker*"))]
+        return code, output.read().decode(errors="replace") + "".join(logs)
 
 
 def _kill_all(mark: str) -> None:
@@ -110,15 +138,13 @@ def _marked(mark: bytes) -> Iterator[int]:
 
 def main(function: str, folder: str, deadline_s: str) -> None:
     """What each rank runs."""
-    from ascend_moe_train.parallel.mpi import MpiComm
-
     faulthandler.dump_traceback_later(max(float(deadline_s) - TRACEBACK_EARLIER_S, 1.0))
     module, _, name = function.partition(":")
     argument = json.loads((Path(folder) / "argument.json").read_text())
     result = getattr(importlib.import_module(module), name)(argument)
     arrays: dict[str, NDArray[Any]] = {}
     text = json.dumps(_packed(result, arrays))
-    rank = MpiComm().rank
+    rank = os.environ.get("PMI_RANK") or os.environ["RANK_ID"]
     np.savez(Path(folder) / f"result.{rank}.npz", **arrays)
     (Path(folder) / f"result.{rank}.json").write_text(text)
 

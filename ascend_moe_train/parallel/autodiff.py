@@ -13,6 +13,7 @@ from typing import Any
 from mindspore import nn, ops
 
 from ascend_moe_train.parallel.comm import Collectives, Group, Operator, Tensor
+from ascend_moe_train.parallel.shaping import identity
 
 
 class _Pair(nn.Cell):
@@ -59,12 +60,12 @@ class InOrder(nn.Cell):
 
 def copy(collectives: Collectives, group: Group) -> Operator:
     """Identity | all_reduce: before what each rank does with its own part of a weight."""
-    return _pair(group, _identity, collectives.all_reduce(group))
+    return _pair(group, identity, collectives.all_reduce(group))
 
 
 def reduce(collectives: Collectives, group: Group) -> Operator:
     """all_reduce | identity: after it. The sum is replicated, so its gradient is already full."""
-    return _pair(group, collectives.all_reduce(group), _identity, moves_back=False)
+    return _pair(group, collectives.all_reduce(group), identity, moves_back=False)
 
 
 def split(collectives: Collectives, group: Group) -> Operator:
@@ -101,11 +102,7 @@ def exchange_rows(collectives: Collectives, group: Group, rows: int, rows_back: 
 
 
 def _pair(group: Group, forward: Operator, backward: Operator, moves_back: bool = True) -> Operator:
-    return _identity if group.size == 1 else _Pair(forward, backward, moves_back)
-
-
-def _identity(x: Tensor) -> Tensor:
-    return x
+    return identity if group.size == 1 else _Pair(forward, backward, moves_back)
 
 
 def _own_part(group: Group) -> Operator:

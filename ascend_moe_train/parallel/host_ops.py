@@ -9,6 +9,7 @@ from mindspore import ops
 
 from ascend_moe_train.parallel.callback import Shape, host_operator
 from ascend_moe_train.parallel.comm import Array, Comm, CommError, Group, How, Operator, Partition, Tensor, Wire, into
+from ascend_moe_train.parallel.shaping import identity, of_any_rows, of_any_shape, zeros_after
 from ascend_moe_train.parallel.watched import named_errors
 
 
@@ -35,25 +36,33 @@ class HostOps:
         def run(x: Array, out: Array) -> Array:
             return self.comm.all_reduce(group, x, how, wire, out)
 
-        return _identity if group.size == 1 else _any_shape(self._operator("all_reduce", group, run, lambda x: x))
+        if group.size == 1:
+            return identity
+        return of_any_shape(self._operator("all_reduce", group, run, lambda x: x))
 
     def all_gather(self, group: Group) -> Operator:
         def run(x: Array, out: Array) -> Array:
             return self.comm.all_gather(group, x, out)
 
-        return self._by_rows("all_gather", group, run, grow=group.size)
+        if group.size == 1:
+            return identity
+        call = self._operator("all_gather", group, run, lambda x: [x[0] * group.size, *x[1:]])
+        return of_any_rows(call, grow=group.size)
 
     def reduce_scatter(self, group: Group, wire: Wire | None = None) -> Operator:
         def run(x: Array, out: Array) -> Array:
             return self.comm.reduce_scatter(group, x, wire, out)
 
-        return self._by_rows("reduce_scatter", group, run, shrink=group.size)
+        if group.size == 1:
+            return identity
+        call = self._operator("reduce_scatter", group, run, lambda x: [x[0] // group.size, *x[1:]])
+        return of_any_rows(call, shrink=group.size)
 
     def all_to_all(self, group: Group) -> Operator:
         def run(x: Array, out: Array) -> Array:
             return self.comm.all_to_all(group, x, out)
 
-        return self._by_rows("all_to_all", group, run)
+        return identity if group.size == 1 else of_any_rows(self._operator("all_to_all", group, run, lambda x: x))
 
     def all_to_all_v(self, group: Group, rows: int) -> Operator:
         room = max(rows, 1)
@@ -64,9 +73,9 @@ class HostOps:
         call = self._operator("all_to_all_v", group, run, lambda x, send_n, recv_n: [room, *x[1:]], num_inputs=3)
 
         def op(x: Tensor, send_n: Tensor, recv_n: Tensor) -> Tensor:
-            filled = _empty(x, 1) if x.shape[0] == 0 else x
+            filled = zeros_after(x, 1) if x.shape[0] == 0 else x
             result = call(filled, send_n, recv_n)
-            return _empty(result, 0) if rows == 0 else result
+            return zeros_after(result, 0) if rows == 0 else result
 
         return op
 
@@ -74,7 +83,9 @@ class HostOps:
         def run(x: Array, out: Array) -> Array:
             return self.comm.broadcast(group, x, root, out)
 
-        return _identity if group.size == 1 else _any_shape(self._operator("broadcast", group, run, lambda x: x))
+        if group.size == 1:
+            return identity
+        return of_any_shape(self._operator("broadcast", group, run, lambda x: x))
 
     def send(self, group: Group, peer: int) -> Operator:
         def run(x: Array, out: Array) -> Array:
@@ -105,22 +116,15 @@ class HostOps:
             self.comm.barrier(group)
             return into(out, token)
 
+        if group.size == 1:
+            return identity
         call = self._operator("barrier", group, run, lambda token: token)
         zero = self._zero
 
         def op(token: Tensor) -> Tensor:
             return ops.depend(token, call(ops.depend(zero, token)))
 
-        return _identity if group.size == 1 else op
-
-    def _by_rows(self, verb: str, group: Group, run: Callable[..., Array], grow: int = 1, shrink: int = 1) -> Operator:
-        """For verbs that cut or join dim 0. Without elements there is nothing to move, on any rank."""
-        call = self._operator(verb, group, run, lambda x: [x[0] * grow // shrink, *x[1:]])
-
-        def op(x: Tensor) -> Tensor:
-            return _empty(x, x.shape[0] * grow // shrink) if 0 in x.shape else call(x)
-
-        return _identity if group.size == 1 else op
+        return op
 
     def _operator(
         self,
@@ -137,21 +141,3 @@ class HostOps:
                     raise CommError(f"{type(self.comm).__name__} did not write where it was told to")
 
         return host_operator(call, shape, dtype, num_inputs)
-
-
-def _empty(x: Tensor, rows: int) -> Tensor:
-    """Zeros like rows of x, which still come after x: a constant would let what follows run before what led to x."""
-    return ops.depend(ops.zeros((rows, *x.shape[1:]), x.dtype), x)
-
-
-def _identity(x: Tensor) -> Tensor:
-    return x
-
-
-def _any_shape(call: Operator) -> Operator:
-    def op(x: Tensor) -> Tensor:
-        if 0 in x.shape:
-            return x
-        return call(x.reshape((1,))).reshape(()) if x.ndim == 0 else call(x)
-
-    return op

@@ -8,7 +8,7 @@ from mindspore import nn, ops
 
 from ascend_moe_train.parallel.comm import Array, Collectives, Comm, Group, Operator, RecordingComm, Tensor
 from ascend_moe_train.parallel.host_ops import HostOps
-from tests.parity.collective_cases import Case, cases, counts_of, input_of, partition, payload_of, rows_of
+from tests.parity.collective_cases import Case, cases, counts_of, groups, input_of, partition, payload_of, rows_of
 from tests.parity.collective_host import compared, make_groups
 
 NUM_CALLS = 2
@@ -84,16 +84,19 @@ def made(collectives: Collectives, case: Case, group: Group, x: Array) -> nn.Cel
     return _Plain(getattr(collectives, case.verb)(group))
 
 
-def graph_results(collectives: Collectives, chosen: list[Case]) -> dict[str, Any]:
+def graph_results(
+    collectives: Collectives, chosen: list[Case], tolerances: dict[str, float] | None = None
+) -> dict[str, Any]:
     """What is wrong with the operators, in some calls of one graph."""
     n, rank = collectives.world.size, collectives.rank
-    by_name = make_groups(collectives.split, n)
+    by_name = make_groups(collectives.split, n, [name for name in groups(n) if name in {case.group for case in chosen}])
     inputs = [input_of(case, n, rank) for case in chosen]
     net = _All([made(collectives, case, by_name[case.group], x) for case, x in zip(chosen, inputs, strict=True)])
     wrong = []
     for _ in range(NUM_CALLS):
         for case, found in zip(chosen, net(*map(ms.Tensor, inputs)), strict=True):
-            wrong += compared(case, found.asnumpy(), n, rank)
+            dtype = "float16" if case.wire else case.dtype
+            wrong += compared(case, found.asnumpy(), n, rank, (tolerances or {}).get(dtype, 0.0))
     return {"wrong": wrong}
 
 

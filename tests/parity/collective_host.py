@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from ascend_moe_train.parallel.comm import Array, Comm, Group, RecordingComm
+from tests.oracle.differences import relative_error
 from tests.parity.collective_cases import (
     Case,
     cases,
@@ -19,9 +20,9 @@ from tests.parity.collective_cases import (
 )
 
 
-def make_groups(split: Any, n: int) -> dict[str, Group]:
-    """All groups of the cases, by name."""
-    return {name: split(name, partition(name, n)) for name in groups(n)}
+def make_groups(split: Any, n: int, names: list[str]) -> dict[str, Group]:
+    """Groups of the cases, by name."""
+    return {name: split(name, partition(name, n)) for name in names}
 
 
 def called(comm: Comm, case: Case, group: Group, x: Array) -> Array:
@@ -62,7 +63,7 @@ def host_results(inner: Comm) -> dict[str, Any]:
     """What is wrong with the host's verbs, and a digest of each result."""
     comm = RecordingComm(inner)
     n, rank = comm.world.size, comm.rank
-    by_name = make_groups(comm.split, n)
+    by_name = make_groups(comm.split, n, groups(n))
     wrong, digests = [], {}
     for case in cases(n):
         comm.calls.clear()
@@ -79,12 +80,13 @@ def host_results(inner: Comm) -> dict[str, Any]:
     return {"wrong": wrong, "digests": digests}
 
 
-def compared(case: Case, found: Array, n: int, rank: int) -> list[str]:
-    """Nothing, or what is wrong. Sums are in the order of the ranks, so every bit must be right."""
+def compared(case: Case, found: Array, n: int, rank: int, tolerance: float = 0.0) -> list[str]:
+    """Nothing, or what is wrong. Where sums are in the order of the ranks, every bit must be right."""
     expected = expected_of(case, n, rank)
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return [f"{case.name}: {found.dtype}{found.shape}, not {expected.dtype}{expected.shape}"]
-    return [] if np.array_equal(found, expected) else [f"{case.name}: {found.ravel()[:9]}, not {expected.ravel()[:9]}"]
+    is_right = relative_error(found, expected) <= tolerance if tolerance else np.array_equal(found, expected)
+    return [] if is_right else [f"{case.name}: {found.ravel()[:9]}, not {expected.ravel()[:9]}"]
 
 
 def mpi_host(argument: Any) -> dict[str, Any]:

@@ -15,6 +15,12 @@ NO_COMPILER = {"CC": "no-compiler"}
 RANKS = [2, 4, pytest.param(8, marks=pytest.mark.slow)]
 
 
+# MindSpore's own, on CPUs
+NATIVE_VERBS = ["all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "reduce_scatter"]
+REFUSED = ["max", "bf16", "reduce_scatter", "all_to_all", "all_to_all_v", "send", "recv", "all_gather", "broadcast"]
+REFUSED += ["Int64", "Float64"]
+
+
 def wrong_of(results: list[dict[str, Any]]) -> list[str]:
     return [f"rank {rank}: {each}" for rank, result in enumerate(results) for each in result["wrong"]]
 
@@ -40,3 +46,16 @@ def test_graph_on_mpi_without_a_compiler() -> None:
 @pytest.mark.parametrize("n", RANKS)
 def test_graph_on_mpi(n: int) -> None:
     assert wrong_of(run_ranks(n, "tests.parity.collective_graph:mpi_graph", deadline_s=DEADLINE_S)) == []
+
+
+def test_native_on_cpus() -> None:
+    results = run_ranks(4, "tests.parity.collective_native:native", deadline_s=DEADLINE_S, is_native=True)
+    assert wrong_of(results) == []
+    for rank, result in enumerate(results):
+        assert rank in result["half"]
+        assert result["host"].tolist() == [sum(result["half"])] * 3
+        assert result["exchanged"] == [{"ä": each} for each in range(4)]
+        assert (result["broadcast"], result["agreed"]) == ([3], [2**42 + 6, True, False])
+        assert result["verbs"] == NATIVE_VERBS
+        assert [word in line for word, line in zip(REFUSED, result["refusals"], strict=True)] == [True] * len(REFUSED)
+        assert all("; MPI" in line and "\n" not in line for line in result["refusals"])

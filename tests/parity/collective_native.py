@@ -1,0 +1,78 @@
+"""The cases of the collectives with MindSpore's own operators, on one rank."""
+
+from collections.abc import Callable
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+
+from ascend_moe_train.parallel.agree import any_true, broadcast_json, exchange_json, sum_int
+from ascend_moe_train.parallel.comm import CommError, Group
+from ascend_moe_train.parallel.native import NativeOps
+from tests.parity.collective_cases import Case, cases, partition
+from tests.parity.collective_graph import graph_results
+
+GATHERED = ("float32", "float16", "int32")
+# in an order of its own, fp16 in fp16
+TOLERANCES = {"float32": 1e-6, "float16": 1e-2}
+
+
+def is_on_cpus(case: Case, n: int) -> bool:
+    """What MindSpore's collectives have on CPUs."""
+    parts = partition(case.group, n)
+    if case.group == "backwards":
+        return False
+    if len(parts) == n:
+        return case.verb != "all_to_all_v" and case.dtype != "bfloat16"
+    match case.verb:
+        case "all_reduce":
+            return case.dtype in TOLERANCES and case.how == "sum" and case.wire != "bf16"
+        case "all_gather" | "broadcast":
+            return case.dtype in GATHERED and len(parts) == 1
+        case _:
+            return case.verb == "barrier"
+
+
+def refusals(collectives: NativeOps, group: Group) -> list[str]:
+    """The errors for what a CPU lacks."""
+    found = []
+    makes: list[Callable[[], object]] = [
+        lambda: collectives.all_reduce(collectives.world, "max"),
+        lambda: collectives.all_reduce(collectives.world, "sum", "bf16"),
+        lambda: collectives.reduce_scatter(collectives.world),
+        lambda: collectives.all_to_all(collectives.world),
+        lambda: collectives.all_to_all_v(collectives.world, 3),
+        lambda: collectives.send(collectives.world, 1),
+        lambda: collectives.recv(collectives.world, 1, (3,), ms.float32),
+        lambda: collectives.all_gather(group),
+        lambda: collectives.broadcast(group, 0),
+        lambda: collectives.all_gather(collectives.world)(ms.Tensor([2**40], ms.int64)),
+        lambda: collectives.broadcast(collectives.world, 0)(ms.Tensor([1.0], ms.float64)),
+    ]
+    for make in makes:
+        try:
+            make()
+        except CommError as error:
+            found.append(str(error))
+    return found
+
+
+def native(argument: Any) -> dict[str, Any]:
+    """On a rank that msrun started."""
+    ms.set_device("CPU")
+    ms.set_context(mode=ms.GRAPH_MODE)
+    collectives = NativeOps()
+    n = collectives.world.size
+    chosen = [case for case in cases(n) if is_on_cpus(case, n)]
+    comm, rank = collectives.comm, collectives.rank
+    half = collectives.split("half", partition("halves", n))
+    return {
+        **graph_results(collectives, chosen, TOLERANCES),
+        "verbs": sorted({case.verb for case in chosen}),
+        "host": comm.all_reduce(half, np.full(3, rank, np.float32)),
+        "half": half.ranks,
+        "exchanged": exchange_json(comm, {"ä": rank}),
+        "broadcast": broadcast_json(comm, [rank], root=n - 1),
+        "agreed": [sum_int(comm, 2**40 + rank), any_true(comm, rank == 1), any_true(comm, False)],
+        "refusals": refusals(collectives, half),
+    }
