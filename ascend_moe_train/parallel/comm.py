@@ -39,7 +39,7 @@ WIRE_DTYPES: dict[Wire, np.dtype[Any]] = {"fp16": np.dtype(np.float16), "bf16": 
 
 
 class CommError(Exception):
-    """A collective that cannot be done as called, or failed. The message names verb, group and rank."""
+    """A collective that cannot be done as called, or failed."""
 
 
 @dataclass(frozen=True, kw_only=True)

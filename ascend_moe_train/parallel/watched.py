@@ -14,7 +14,8 @@ class CollectiveError(CommError):
     """What one collective raised, as its cause: `verb`, the group's name, this process's rank."""
 
     def __init__(self, verb: str, group: Group, rank: int, error: Exception) -> None:
-        super().__init__(f"rank {rank}: {verb} in {group.name!r} failed: {error or type(error).__name__}")
+        where, why = f"{verb} in {group.name!r}", str(error) or type(error).__name__
+        super().__init__(f"rank {rank}: {why if where in why else f'{where} failed: {why}'}")
         self.verb, self.group_name, self.rank = verb, group.name, rank
 
 
