@@ -2,7 +2,7 @@
 
 Sums are not MPI's own: each rank adds up its part of the contributions in the order of the ranks, then the parts are
 gathered. So the result does not depend on MPI's choice of algorithm, is the same on every rank and in every run, and
-fp16 and bf16, which MPI does not know, cost nothing extra. It is also no slower (benchmarks/comm.md).
+fp16 and bf16, which MPI does not know, cost nothing extra. It is also no slower (benchmarks/collectives.md).
 """
 
 import os
