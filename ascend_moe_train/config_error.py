@@ -9,6 +9,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from ascend_moe_train.parallel.config import AXES_ELSEWHERE
 from ascend_moe_train.part import Part
 
 MAX_SHOWN = 60  # characters of an offending value
@@ -21,11 +22,8 @@ OTHER_NAMES: Mapping[str, str] = MappingProxyType(
         "aux_loss_alpha": "model.moe.aux_loss_coef",
         "batch_size": "batch.global_sequences",
         "clip_grad": "optim.clip_norm",
-        "context_parallel_size": "parallel.cp",
         "dim": "model.hidden",
         "epochs": "run.steps",
-        "expert_model_parallel_size": "parallel.ep",
-        "expert_tensor_parallel_size": "parallel.etp",
         "first_k_dense_replace": "model.moe.dense_layers",
         "global_batch_size": "batch.global_sequences",
         "grad_clip": "optim.clip_norm",
@@ -52,7 +50,6 @@ OTHER_NAMES: Mapping[str, str] = MappingProxyType(
         "original_max_position_embeddings": "model.rope.original_positions",
         "output_dir": "run.dir",
         "partial_rotary_factor": "model.rope.fraction",
-        "pipeline_model_parallel_size": "parallel.pp",
         "q_lora_rank": "model.attention.mla.q_latent",
         "qk_nope_head_dim": "model.attention.mla.nope_dim",
         "qk_rope_head_dim": "model.attention.mla.rope_dim",
@@ -65,11 +62,11 @@ OTHER_NAMES: Mapping[str, str] = MappingProxyType(
         "scoring_func": "model.moe.score",
         "seq_length": "data.seq_len",
         "sliding_window": "model.attention.window",
-        "tensor_model_parallel_size": "parallel.tp",
         "tie_word_embeddings": "model.tie_embeddings",
         "topk_group": "model.moe.top_groups",
         "train_iters": "run.steps",
         "v_head_dim": "model.attention.mla.value_dim",
+        **AXES_ELSEWHERE,
     }
 )
 

@@ -1,6 +1,7 @@
 """How a run is spread over ranks, and what of that its model and batch allow. Pure."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -9,6 +10,16 @@ from ascend_moe_train.model.config import LoraConfig, ModelConfig
 from ascend_moe_train.part import Part
 from ascend_moe_train.train.config import BatchConfig
 
+# What the axes are called elsewhere (Megatron-LM).
+AXES_ELSEWHERE: Mapping[str, str] = MappingProxyType(
+    {
+        "context_parallel_size": "parallel.cp",
+        "expert_model_parallel_size": "parallel.ep",
+        "expert_tensor_parallel_size": "parallel.etp",
+        "pipeline_model_parallel_size": "parallel.pp",
+        "tensor_model_parallel_size": "parallel.tp",
+    }
+)
 MAX_RANKS = 2**20  # each is gone through, so that more would take for ever
 
 AxisSize = Annotated[int, Field(gt=0, le=MAX_RANKS)]

@@ -8,8 +8,9 @@ from typing import Any
 from ascend_moe_train.config import RunConfig
 from ascend_moe_train.model.adapters import adapter_shapes
 from ascend_moe_train.parallel.cuts import GROUP_AXES, row_of
-from ascend_moe_train.parallel.mesh import Mesh, mesh_of, num_micro
+from ascend_moe_train.parallel.mesh import DENSE_AXES, EXPERT_AXES, Mesh, mesh_of, num_micro
 from ascend_moe_train.parallel.shards import Placement, placements, repeat_groups
+from ascend_moe_train.parallel.traffic import exchanges
 from ascend_moe_train.units import format_bytes, format_count
 
 MAX_GROUPS_SHOWN = 4
@@ -29,7 +30,7 @@ def mesh_map(run: RunConfig, num_ranks: int) -> dict[str, Any]:
     trained = held if run.lora is None else [placed[name] for name in adapter_shapes(run.model, run.lora)]
     updated = (_length(each.part) if parallel.zero_stage else each.local_size for each in trained)
     return {
-        "axes": {axis: mesh.size((axis,)) for axis in ("pp", "dp", "cp", "tp", "edp", "ep", "etp")},
+        "axes": {axis: mesh.size((axis,)) for axis in (*DENSE_AXES, *EXPERT_AXES)},
         "batch": {
             "global_sequences": run.batch.global_sequences,
             "micro_sequences": run.batch.micro_sequences,
@@ -50,10 +51,7 @@ def mesh_map(run: RunConfig, num_ranks: int) -> dict[str, Any]:
 def map_text(shown: dict[str, Any], title: str) -> Iterator[str]:
     """The lines of a map."""
     axes, batch = shown["axes"], shown["batch"]
-    dense, expert = (
-        " x ".join(f"{axis} {axes[axis]}" for axis in order)
-        for order in (("pp", "dp", "cp", "tp"), ("pp", "edp", "ep", "etp"))
-    )
+    dense, expert = (" x ".join(f"{axis} {axes[axis]}" for axis in order) for order in (DENSE_AXES, EXPERT_AXES))
     yield f"{title} on {len(shown['ranks']):,} ranks: {dense}; for experts {expert}"
     yield (
         f"A step: {batch['global_sequences']:,} sequences = {axes['dp']:,} dp ranks x {batch['micro_batches']:,} "
@@ -103,28 +101,12 @@ def columns(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
 
 def _groups(run: RunConfig, mesh: Mesh, trained: Sequence[Placement]) -> Iterator[dict[str, Any]]:
     """Groups of more than one rank: the axes, what they do together, the ranks of each."""
-    for axes, does in (_exchanges(run, mesh) | _reductions(run, trained)).items():
+    for axes, does in (exchanges(run, mesh) | _reductions(run, trained)).items():
         if mesh.size(axes) > 1:
             yield {"along": " x ".join(axes), "does": does, "ranks": mesh.groups(axes)}
     if any(each.repeated is not None for each in trained):
         does = "sum the gradients of key and value rows that all of them hold"
         yield {"along": "tp neighbours", "does": does, "ranks": repeat_groups(run.model, mesh)}
-
-
-def _exchanges(run: RunConfig, mesh: Mesh) -> dict[tuple[str, ...], str]:
-    """What is done with the activations of a micro-batch."""
-    parallel, model = run.parallel, run.model
-    tokens = run.batch.micro_sequences * run.data.seq_len // mesh.cp
-    rows = tokens // mesh.tp * (model.moe.top_k if model.moe is not None else 0)
-    summing = "gather and reduce-scatter" if parallel.sequence_parallel else "sum"
-    nodes = "" if parallel.hierarchical_ranks is None else f", first inside nodes of {parallel.hierarchical_ranks}"
-    return {
-        ("pp",): "hand activations and their gradients from stage to stage",
-        ("cp",): f"exchange keys and values of {tokens:,} tokens each",
-        ("tp",): f"{summing} activations ({tokens:,}, {model.hidden}) around attention and feed-forward",
-        ("ep",): f"send ({rows:,}, {model.hidden}) token rows each to the ranks of their experts and back{nodes}",
-        ("etp",): "gather token rows before experts that are cut in width, and sum what comes out",
-    }
 
 
 def _reductions(run: RunConfig, trained: Sequence[Placement]) -> dict[tuple[str, ...], str]:

@@ -49,6 +49,22 @@ def model_traffic(run: RunConfig, mesh: Mesh, accepted: int) -> Traffic:
     return dict(totals)
 
 
+def exchanges(run: RunConfig, mesh: Mesh) -> dict[tuple[str, ...], str]:
+    """What the groups along each axis do with the activations of a micro-batch, in words."""
+    parallel, model = run.parallel, run.model
+    tokens = run.batch.micro_sequences * run.data.seq_len // mesh.cp
+    rows = tokens // mesh.tp * (model.moe.top_k if model.moe is not None else 0)
+    summing = "gather and reduce-scatter" if parallel.sequence_parallel else "sum"
+    nodes = "" if parallel.hierarchical_ranks is None else f", first inside nodes of {parallel.hierarchical_ranks}"
+    return {
+        ("pp",): "hand activations and their gradients from stage to stage",
+        ("cp",): f"exchange keys and values of {tokens:,} tokens each",
+        ("tp",): f"{summing} activations ({tokens:,}, {model.hidden}) around attention and feed-forward",
+        ("ep",): f"send ({rows:,}, {model.hidden}) token rows each to the ranks of their experts and back{nodes}",
+        ("etp",): "gather token rows before experts that are cut in width, and sum what comes out",
+    }
+
+
 def _activation_bytes(run: RunConfig) -> int:
     return _FP32_BYTES if run.run.precision == "fp32" else 2
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ascend_moe_train.cluster.rank import Progress, progress, run_id
+from ascend_moe_train.cluster.rank import Progress, progress, run_id, unlink_shared_memory
 from ascend_moe_train.config import RunConfig
 from ascend_moe_train.errors import ConfigError
 from ascend_moe_train.parallel.agree import broadcast_json, exchange_json
@@ -72,7 +72,10 @@ def join(config: RunConfig) -> Ranks:
         else:
             progress().enter(verb, group_name, number)
 
-    return _ranks(config, WatchedComm(MpiComm(), on_call))
+    comm = MpiComm()
+    comm.barrier(comm.world)
+    unlink_shared_memory()
+    return _ranks(config, WatchedComm(comm, on_call))
 
 
 def _ranks(config: RunConfig, comm: Comm) -> Ranks:
