@@ -1,0 +1,130 @@
+"""One rank of ranks.py: the demo model in several layouts, built as the trainer builds them, trained when told."""
+
+import sys
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+
+from ascend_moe_train.cluster.rank import progress, unlink_shared_memory
+from ascend_moe_train.config import RunConfig, load_run
+from ascend_moe_train.data.loader import Batch
+from ascend_moe_train.optim.adamw import AdamW, step_factors
+from ascend_moe_train.parallel.apply import parallelize, placed_by
+from ascend_moe_train.parallel.comm import Comm, Group, ObservedComm
+from ascend_moe_train.parallel.host_ops import HostOps
+from ascend_moe_train.parallel.mesh import Mesh, mesh_of, num_micro
+from ascend_moe_train.parallel.mpi import MpiComm
+from ascend_moe_train.train.persist import Tensors
+from ascend_moe_train.train.session import build_model
+from ascend_moe_train.train.step import TrainStep
+from benchmarks.ranks_orders import Order, Reply, serve
+
+RUN = Path(__file__).parents[1] / "examples" / "demo.yaml"
+
+
+class TimedComm(ObservedComm):
+    """Notes of every collective of several ranks when it began and ended, by the machine's monotonic clock, and what it
+    moved."""
+
+    def __init__(self, inner: Comm) -> None:
+        super().__init__(inner)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets."""
+        self.spans_s: list[tuple[float, float]] = []
+        self.payload_bytes = 0
+
+    def _observe(self, verb: str, group: Group, payload: int, call: Callable[[], Any]) -> Any:
+        start_s = time.monotonic()
+        result = call()
+        if group.size > 1:
+            self.spans_s.append((start_s, time.monotonic()))
+            self.payload_bytes += payload
+        return result
+
+
+class Layout:
+    """A model and its training step, in one layout."""
+
+    def __init__(self, config: RunConfig, comm: Comm) -> None:
+        self.config, self.comm = config, TimedComm(comm)
+        self.mesh = mesh_of(config, comm.world.size)
+        self.data = comm.split("dp", self.mesh.groups(("dp",)))
+        self.number = 0
+        model, kernels, _ = build_model(config)
+        sharded = parallelize(model, self.mesh, config, HostOps(self.comm))
+        optimizer = AdamW(sharded.weights, config.optim, kernels, sharded.num_dims)
+        Tensors(config, placed_by(config, self.mesh, comm.rank), model, sharded, optimizer).fill_first(None, {})
+        self.step = TrainStep(
+            model,
+            optimizer,
+            num_micro(config.batch, self.mesh),
+            reduction=sharded.reduction,
+            differentiated=sharded.differentiated,
+            summed=sharded.summed,
+            names=sharded.names,
+            total_of=lambda count: int(self.comm.all_reduce(self.data, np.array([count]))[0]),
+        )
+
+    def run(self, steps: int) -> Reply:
+        """Trains, from where it was. Times of a call are of one clock on all ranks."""
+        self.comm.clear()
+        step_s = []
+        for _ in range(steps):
+            batch = own_part(global_batch(self.config, self.number), self.mesh, self.data.index)
+            self.number += 1
+            optim = self.config.optim
+            control = np.array([*step_factors(optim, optim.lr, self.number), 1.0, np.inf])
+            start_s = time.monotonic()
+            result = self.step(batch, self.number, control)
+            step_s.append(time.monotonic() - start_s)
+        return {
+            "step_s": step_s,
+            "spans_s": self.comm.spans_s,
+            "payload_bytes": self.comm.payload_bytes,
+            "loss": result.loss,
+        }
+
+
+def global_batch(config: RunConfig, number: int) -> Batch:
+    """Random tokens of a step, the same for every layout."""
+    shape = (config.batch.global_sequences, config.data.seq_len)
+    tokens = np.random.default_rng(number).integers(0, config.model.vocab_size, (shape[0], shape[1] + 1), np.int32)
+    return Batch(
+        tokens_BS=tokens[:, :-1],
+        targets_BS=tokens[:, 1:],
+        segment_BS=np.zeros(shape, np.int32),
+        position_BS=np.tile(np.arange(shape[1], dtype=np.int32), (shape[0], 1)),
+    )
+
+
+def own_part(batch: Batch, mesh: Mesh, dp_rank: int) -> Batch:
+    """The sequences of a data parallel rank, in a step of one micro-batch."""
+    count = len(batch.tokens_BS) // mesh.dp
+    rows = slice(dp_rank * count, (dp_rank + 1) * count)
+    return Batch(**{name: np.ascontiguousarray(value[rows]) for name, value in vars(batch).items()})
+
+
+def main(path: str) -> None:
+    """Serves until the benchmark is done."""
+    comm = MpiComm()
+    unlink_shared_memory()
+    progress().phase("step")
+    layout = cache(lambda *overrides: Layout(load_run(RUN, overrides), comm))
+    facts = {"mindspore": ms.__version__, "rank": comm.rank}
+
+    def obey(order: Order) -> Reply:
+        return layout(*order["overrides"]).run(order["steps"])
+
+    serve(path, comm.rank, facts, obey)
+    progress().phase("done")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
