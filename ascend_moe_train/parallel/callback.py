@@ -77,6 +77,8 @@ class _Shared:
             lambda number, *inputs: _result_dtype(dtype, *inputs),
             "aot",
         )
+        # outside of graphs MindSpore takes operators with equal attributes for one, with one shape of the result
+        call.add_prim_attr("host_function", len(self._functions) - 1)
 
         def op(*inputs: Tensor) -> Tensor:
             return call(number, *inputs)

@@ -101,6 +101,7 @@ def gradient_results(collectives: Collectives, group: Group) -> dict[str, dict[s
             )
         else:
             adjoints.append(_Adjoint(make(collectives, group), ()))
+    ms.set_context(mode=ms.GRAPH_MODE)
     outputs = [each.asnumpy() for each in _All(adjoints)(*map(ms.Tensor, inputs))]
     return {
         port: {"x": inputs[2 * i], "w": inputs[2 * i + 1], "y": outputs[2 * i], "dx": outputs[2 * i + 1]}
@@ -144,6 +145,7 @@ def unordered(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 
 def recorded_orders(comm: RecordingComm, groups: tuple[Group, Group, Group], in_order: Operator) -> list[list[str]]:
     """The collectives of some calls of `Branches` and its gradient: verb and group."""
+    ms.set_context(mode=ms.GRAPH_MODE)
     net = _Gradient(Branches(HostOps(comm), groups, in_order))
     orders = []
     for call in range(NUM_CALLS):
@@ -155,7 +157,6 @@ def recorded_orders(comm: RecordingComm, groups: tuple[Group, Group, Group], in_
 
 def results(inner: Comm) -> dict[str, Any]:
     """Gradients in the world and in its halves, and orders."""
-    ms.set_context(mode=ms.GRAPH_MODE)
     comm = RecordingComm(inner)
     n = comm.world.size
     middle = comm.split("half", [tuple(range(n // 2)), tuple(range(n // 2, n))]) if n > 1 else comm.world

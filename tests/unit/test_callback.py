@@ -50,6 +50,19 @@ def test_arrays_of_every_dtype(dtype: str, is_graph: bool) -> None:
     assert np.array_equal(found.asnumpy(), x.T)
 
 
+@pytest.mark.parametrize("mode", [ms.GRAPH_MODE, ms.PYNATIVE_MODE])
+def test_functions_are_told_apart(mode: int) -> None:
+    def fill(x: Array, out: Array) -> None:
+        out[...] = out.size
+
+    ms.set_context(mode=mode)
+    x = ms.Tensor(np.ones(4, np.float32))
+    operators = [host_operator(fill, lambda x: [x[0] // 2]), host_operator(fill, lambda x: [2 * x[0]])]
+    assert [operator(x).asnumpy().tolist() for operator in operators] == [[2.0] * 2, [8.0] * 8]
+    assert [Once(operator)(x).asnumpy().tolist() for operator in operators] == [[2.0] * 2, [8.0] * 8]
+    ms.set_context(mode=ms.GRAPH_MODE)
+
+
 def test_several_inputs_and_another_dtype() -> None:
     def count(x: Array, y: Array, z: Array, out: Array) -> None:
         out[...] = [x.size, y.size, z.size, x.sum() + y.sum() + z.sum()]
