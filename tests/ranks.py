@@ -67,7 +67,9 @@ def run_ranks(
 def _mpi_command(num_ranks: int, program: list[str]) -> list[str]:
     here = ["-launcher", "fork", "-rmk", "user", "-localhost", "127.0.0.1"]
     rank = [sys.executable, "-m", "mpi4py", "-m", "tests.ranks", *program]
-    return [str(find_mpiexec()), *here, "-n", str(num_ranks), *rank]
+    # tests that are killed leave no ranks behind
+    tied = [sys.executable, "-m", "ascend_moe_train.cluster.tether", str(os.getpid())]
+    return [*tied, str(find_mpiexec()), *here, "-n", str(num_ranks), *rank]
 
 
 def _native_command(num_ranks: int, program: list[str], folder: Path) -> list[str]:
