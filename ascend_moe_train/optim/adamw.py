@@ -30,6 +30,12 @@ def decays(name: str, num_dims: int) -> bool:
     return num_dims > 1 and not name.endswith("bias")
 
 
+def verdict(square: Tensor, loss: Tensor, control: Tensor) -> tuple[Tensor, Tensor]:
+    """(gradient norm (1,) without the loss scale, whether the step is applied (1,) bool); see `AdamW`."""
+    norm = ops.sqrt(square) * (1.0 / control[3])
+    return norm, ops.logical_and(ops.logical_and(ops.isfinite(norm), ops.isfinite(loss)), loss <= control[4])
+
+
 class AdamW(nn.Cell):
     """Updates `weights` in place from gradients.
 
@@ -71,11 +77,9 @@ class AdamW(nn.Cell):
     def construct(
         self, grads: tuple[Tensor, ...], square: Tensor, loss: Tensor, control: Tensor
     ) -> tuple[Tensor, Tensor]:
-        inverse_scale = 1.0 / control[3]
-        norm = ops.sqrt(square) * inverse_scale
-        applied = ops.logical_and(ops.logical_and(ops.isfinite(norm), ops.isfinite(loss)), loss <= control[4])
+        norm, applied = verdict(square, loss, control)
         clip = ops.minimum(self.clip_norm / (norm + 1e-6), ops.ones_like(norm))
-        live = ops.concat((control[0:1], self.betas, control[1:3], clip * inverse_scale))
+        live = ops.concat((control[0:1], self.betas, control[1:3], clip * (1.0 / control[3])))
         scalars = ops.select(ops.broadcast_to(applied, live.shape), live, self.keep)
         tokens = []
         for i in range(len(grads)):

@@ -89,14 +89,14 @@ class _GatherBucket(nn.Cell):
     def __init__(self, bucket: Bucket, places: Mapping[int, int], shares: Sequence[Share], collectives: Collectives):
         super().__init__()
         group = shares[bucket[0]].group
-        self.gather, self.num_rows = collectives.all_gather(group), group.size
+        self.gather, self.num_rows, self.late = collectives.all_gather(group), group.size, Late()
         self.places = tuple(places[i] for i in bucket)
         self.parts = tuple(shares[i].part for i in bucket)
         self.sizes = tuple(shares[i].size for i in bucket)
         self.shapes = tuple(shares[i].shape for i in bucket)
 
     def construct(self, parts: tuple[Tensor, ...], after: Any) -> tuple[Tensor, ...]:
-        x = self.gather(ops.depend(_joined([parts[i] for i in self.places]), after))
+        x = self.gather(_joined([self.late.value(parts[i], after) for i in self.places]))
         x = ops.reshape(x, (self.num_rows, -1))
         columns = ops.split(x, self.parts, 1) if len(self.parts) > 1 else (x,)
         flat = [ops.reshape(columns[j], (-1,))[: self.sizes[j]] for j in range(len(columns))]
@@ -112,12 +112,12 @@ class ShardedReduction(nn.Cell):
         plan: ZeroPlan,
         collectives: Collectives,
         *,
-        parts: Mapping[int, Any],
+        parts: Sequence[Any],
         weights: Mapping[int, Any],
         figure_weights: Sequence[float],
     ) -> None:
-        """`parts` and `weights` are, of the tensors in parts and by their place among the trained, what the optimizer
-        updates and what the model reads."""
+        """`parts` are what the optimizer updates of the tensors in parts, in their order, if that is on the device;
+        `weights` what the model reads of them, by their place among the trained."""
         super().__init__()
         shares, buckets, wire = plan.trained, plan.buckets, plan.wire
         self.in_micro, self.num_figures = plan.stage > 1, len(figure_weights)
@@ -133,11 +133,11 @@ class ShardedReduction(nn.Cell):
         self.place_P = ms.Tensor(np.array([places.get(name, len(shares)) for name in plan.names], np.int32))
         self.weight_P = ms.Tensor(np.array([counts.get(name, 0.0) for name in plan.names], np.float32))
         self.figure_weights = ms.Tensor(np.array(figure_weights, np.float32))
-        self.late, self.nothing = Late(), ms.Tensor(np.zeros(1, np.float32))
+        self.nothing = ms.Tensor(np.zeros(1, np.float32))
         self.sum_over_world = collectives.all_reduce(collectives.world)
-        among_parts = {i: place for place, i in enumerate(parts)}
+        among_parts = {i: place for place, i in enumerate(weights)}
         self.published = nn.CellList([_GatherBucket(b, among_parts, shares, collectives) for b in buckets.published])
-        self.parts = ms.ParameterTuple(list(parts.values()))
+        self.parts = ms.ParameterTuple(list(parts))
         self.weights = ms.ParameterTuple([weights[i] for i in chain.from_iterable(buckets.published)])
 
     def of_micro(self, grads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -181,7 +181,7 @@ class ShardedReduction(nn.Cell):
 
     def publish(self, done: Tensor) -> Tensor:
         """Puts weights together from the parts that were updated, and gives them to the model."""
-        return self.bring(tuple([self.late.value(part, done) for part in self.parts]), done)
+        return self.bring(self.parts, done)
 
     def bring(self, parts: tuple[Tensor, ...], done: Tensor) -> Tensor:
         """The same, from given parts."""

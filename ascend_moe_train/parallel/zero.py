@@ -19,6 +19,7 @@ from ascend_moe_train.config import RunConfig
 from ascend_moe_train.errors import TrainingError
 from ascend_moe_train.model.layers import empty
 from ascend_moe_train.model.transformer import Transformer
+from ascend_moe_train.optim.host_adamw import HostTensor
 from ascend_moe_train.optim.reduction import LocalReduction, Reduction
 from ascend_moe_train.parallel.buckets import CLASSES, Form, Share, share_of
 from ascend_moe_train.parallel.comm import Collectives, Comm, Tensor, Wire
@@ -58,27 +59,27 @@ class Sharded:
         plan: ZeroPlan,
         *,
         kept: Mapping[str, Any],
-        parts: Mapping[str, Any],
+        own: Mapping[str, Any],
         reduction: Reduction,
         num_dims: Mapping[str, int],
     ) -> None:
-        """`kept` is what the model reads of each weight, `parts` what the optimizer updates where that is not it."""
+        """`kept` is what the model reads of each weight, `own` what the optimizer updates where that is not it."""
         self.plan, self.reduction, self.num_dims = plan, reduction, dict(num_dims)
         self.names = plan.names
-        self._kept, self._parts = kept, parts
+        self._kept, self._own = kept, own
         self._shares = {share.name: share for share in plan.shares}
         self.differentiated = [kept[share.name] for share in plan.trained]
         self.owned = [
             Owned(
                 name=share.name,
-                parameter=parts.get(share.name, kept[share.name]),
+                parameter=own.get(share.name, kept[share.name]),
                 start=share.updated[0],
                 stop=share.updated[1],
             )
             for share in plan.trained
         ]
         self.summed = [owned.parameter for owned in self.owned] if plan.stage > 1 else self.differentiated
-        self._refill = _Refill(reduction)
+        self._bring = _BringParts(reduction)
 
     @property
     def weights(self) -> list[tuple[str, Any]]:
@@ -93,30 +94,35 @@ class Sharded:
         share = self._shares[name]
         if tuple(local.shape) != share.shape:
             raise ValueError(f"{name}: {local.shape} is not the shape {share.shape} of the local tensor")
-        if share.form != "on_use":
-            self._kept[name].set_data(ms.Tensor(np.ascontiguousarray(local)))
-        if share.form != "whole":
-            start, stop = share.updated
-            part = np.zeros(share.part, np.float32)
-            part[: stop - start] = local.reshape(-1)[start:stop]
-            self._parts.get(name, self._kept[name]).set_data(ms.Tensor(part))
+        part = np.zeros(share.updated_shape, np.float32)
+        start, stop = share.updated
+        part.reshape(-1)[: stop - start] = local.reshape(-1)[start:stop]
+        self._kept[name].set_data(ms.Tensor(part if share.form == "on_use" else np.ascontiguousarray(local)))
+        if name in self._own:
+            self._own[name].set_data(ms.Tensor(part))
 
     def refill(self) -> None:
-        """Brings what the optimizer updates, once that has been filled from elsewhere, to where the model reads it.
+        """Brings what the optimizer updates, once it has other values, to where the model reads it.
 
         Every rank calls it.
         """
-        if self._parts:
-            self._refill(ms.Tensor(np.zeros(1, np.float32))).asnumpy()
+        parts = []
+        for share in self.plan.trained:
+            if share.form == "parts":
+                parts.append(ms.Tensor.from_numpy(self._own[share.name].asnumpy()))
+            elif share.name in self._own:
+                self._kept[share.name].set_data(ms.Tensor(self._own[share.name].asnumpy()))
+        if parts:
+            self._bring(ms.Tensor(np.zeros(1, np.float32)), *parts).asnumpy()
 
 
-class _Refill(nn.Cell):
-    def __init__(self, reduction: Reduction) -> None:
+class _BringParts(nn.Cell):
+    def __init__(self, reduction: Any) -> None:
         super().__init__()
         self.reduction = reduction
 
-    def construct(self, done: Tensor) -> Tensor:
-        return self.reduction.publish(done)
+    def construct(self, done: Tensor, *parts: Tensor) -> Tensor:
+        return self.reduction.bring(parts, done)
 
 
 def apply_zero(
@@ -139,15 +145,16 @@ def apply_zero(
         uses=gather_on_use(model, shares, collectives, wire),
         bucket_bytes=parallel.bucket_bytes,
         wire=wire,
+        offload=parallel.offload_optimizer,
     )
     check_adds_up(plan, placed, collectives.comm)
     kept = dict(model.weights())
-    parts = {share.name: _part(share) for share in plan.trained if share.form == "parts"}
+    own = {share.name: _own(share, plan.offload) for share in plan.trained if plan.offload or share.form == "parts"}
     return Sharded(
         plan,
         kept=kept,
-        parts=parts,
-        reduction=_reduction(plan, kept, parts, mesh, collectives),
+        own=own,
+        reduction=_reduction(plan, kept, own, mesh, collectives),
         num_dims={name: len(placed[name].shape) for name in plan.names},
     )
 
@@ -204,25 +211,28 @@ def _names(weights: Mapping[str, Any], placed: Mapping[str, Placement], has_adap
     return tuple(name for name, placement in placed.items() if placement.gradient != "none")
 
 
-def _part(share: Share) -> Any:
-    part = empty(share.part)
+def _own(share: Share, is_on_host: bool) -> Any:
+    """What the optimizer updates of a tensor, apart from what the model reads."""
+    if is_on_host:
+        return HostTensor(share.updated_shape)
+    part = empty(*share.updated_shape)
     part.name = f"part.{share.name}"
     return part
 
 
 def _reduction(
-    plan: ZeroPlan, kept: Mapping[str, Any], parts: Mapping[str, Any], mesh: Mesh, collectives: Collectives
+    plan: ZeroPlan, kept: Mapping[str, Any], own: Mapping[str, Any], mesh: Mesh, collectives: Collectives
 ) -> Reduction:
     """Cross entropy is a sum over data parallel ranks, equal inside of each; balance and z loss are equal on all; what
     is dropped adds up."""
     if mesh.world_size == 1:
         return LocalReduction()
     of_loss, of_all = mesh.dp / mesh.world_size, 1 / mesh.world_size
-    places = {share.name: i for i, share in enumerate(plan.trained)}
+    in_parts = {i: share.name for i, share in enumerate(plan.trained) if share.form == "parts"}
     return ShardedReduction(
         plan,
         collectives,
-        parts={places[name]: parameter for name, parameter in parts.items()},
-        weights={places[name]: kept[name] for name in parts},
+        parts=[] if plan.offload else [own[name] for name in in_parts.values()],
+        weights={i: kept[name] for i, name in in_parts.items()},
         figure_weights=(of_loss, of_loss, of_all, of_all, 1.0),
     )

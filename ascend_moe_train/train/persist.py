@@ -24,6 +24,7 @@ from ascend_moe_train.errors import CheckpointError
 from ascend_moe_train.model.layers import initial_value
 from ascend_moe_train.model.transformer import Transformer
 from ascend_moe_train.optim.adamw import AdamW
+from ascend_moe_train.optim.host_adamw import HostAdamW
 from ascend_moe_train.parallel.shards import Placement, take
 from ascend_moe_train.parallel.zero import Sharded
 from ascend_moe_train.train.held import Held, renamed
@@ -41,7 +42,12 @@ class Tensors:
     """The tensors of a run, as far as this rank holds them: weights, buffers, moments."""
 
     def __init__(
-        self, config: RunConfig, placed: Mapping[str, Placement], model: Transformer, sharded: Sharded, optimizer: AdamW
+        self,
+        config: RunConfig,
+        placed: Mapping[str, Placement],
+        model: Transformer,
+        sharded: Sharded,
+        optimizer: AdamW | HostAdamW,
     ) -> None:
         self._config, self._placed, self._sharded = config, placed, sharded
         trained = [

@@ -16,6 +16,7 @@ from ascend_moe_train.data.loader import Batch
 from ascend_moe_train.model.transformer import Transformer
 from ascend_moe_train.optim.adamw import AdamW
 from ascend_moe_train.optim.balance import BalanceBiases
+from ascend_moe_train.optim.host_adamw import HostAdamW
 from ascend_moe_train.optim.reduction import LocalReduction, Reduction
 
 Tensor = Any
@@ -61,11 +62,13 @@ class _Gradients(nn.Cell):
 
 
 class _Update(nn.Cell):
-    """Summed gradients and figures -> (figures of the step, total loss, gradient norm, applied, square_P)."""
+    """Summed gradients and figures -> (figures of the step, total loss, gradient norm, applied, square_P), and for an
+    optimizer on the host the gradients that it is given."""
 
-    def __init__(self, model: Transformer, optimizer: AdamW, reduction: Reduction) -> None:
+    def __init__(self, model: Transformer, optimizer: AdamW | HostAdamW, reduction: Reduction) -> None:
         super().__init__()
         self.model, self.optimizer, self.reduction = model, optimizer, reduction
+        self.is_on_host = isinstance(optimizer, HostAdamW)
 
     def construct(self, grads: tuple[Tensor, ...], figures: Tensor, control: Tensor) -> Any:
         grads = self.reduction.of_step(grads)
@@ -73,7 +76,10 @@ class _Update(nn.Cell):
         figures, square_P = self.reduction.across(figures, square_P)
         total = self.model.total_loss(figures[0:1], figures[1:2], figures[2:3], figures[3:4])
         norm, applied = self.optimizer(grads, ops.sum(square_P).reshape((1,)), total, control)
-        return figures, total, self.reduction.publish(norm), applied, square_P / (control[3] * control[3])
+        square_P = square_P / (control[3] * control[3])
+        if self.is_on_host:
+            return figures, total, norm, applied, square_P, *grads
+        return figures, total, self.reduction.publish(norm), applied, square_P
 
 
 class _WholeStep(nn.Cell):
@@ -102,17 +108,32 @@ class _Accumulate(nn.Cell):
         return ops.depend(figures, done), counts_LE
 
 
-class _UpdateFromSums(nn.Cell):
-    """The update from summed gradients; the sums are zero afterwards."""
+class _Clear(nn.Cell):
+    """Makes the sums zero, once `after` is there, and returns that."""
 
-    def __init__(self, update: _Update, sums: Any) -> None:
+    def __init__(self, sums: Any) -> None:
         super().__init__()
-        self.update, self.sums = update, sums
+        self.sums, self.zero = sums, ms.Tensor(np.zeros(1, np.float32))
+
+    def construct(self, after: Tensor) -> Tensor:
+        # zeros of the sums' shape would be constants, which wait for nothing
+        cleared = [ops.assign(s, ops.broadcast_to(ops.depend(self.zero, after), s.shape)) for s in self.sums]
+        return ops.depend(after, cleared)
+
+
+class _UpdateFromSums(nn.Cell):
+    """The update from summed gradients. The sums are zero afterwards, but not for an optimizer on the host: what it is
+    given may be the sums themselves."""
+
+    def __init__(self, update: _Update, sums: Any, clear: _Clear) -> None:
+        super().__init__()
+        self.update, self.sums, self.clear = update, sums, clear
 
     def construct(self, figures: Tensor, control: Tensor) -> Any:
         result = self.update(self.sums, figures, control)
-        zeroed = [ops.assign(s, ops.zeros_like(ops.depend(s, result))) for s in self.sums]
-        return ops.depend(result[0], zeroed), result[1], result[2], result[3], result[4]
+        if self.update.is_on_host:
+            return result
+        return self.clear(ops.depend(result[0], result)), *result[1:]
 
 
 class TrainStep:
@@ -120,13 +141,13 @@ class TrainStep:
 
     `differentiated` are what gradients are taken of, `summed` what the sums of several micro-batches look like, `names`
     whose squares there are; all are the optimizer's weights unless a reduction says otherwise. `total_of` adds a count
-    up over all that train.
+    up over all that train. `refill` brings the weights of an optimizer on the host to the model.
     """
 
     def __init__(
         self,
         model: Transformer,
-        optimizer: AdamW,
+        optimizer: AdamW | HostAdamW,
         num_micro: int,
         *,
         reduction: Reduction | None = None,
@@ -134,7 +155,9 @@ class TrainStep:
         summed: Sequence[Any] | None = None,
         names: Sequence[str] | None = None,
         total_of: Callable[[int], int] = int,
+        refill: Callable[[], None] | None = None,
     ) -> None:
+        self._optimizer, self._refill = optimizer, refill
         self._names = names or optimizer.names
         self.num_micro, self._total_of = num_micro, total_of
         self._num_moe_layers = model.num_moe_layers
@@ -153,7 +176,8 @@ class TrainStep:
             ]
         )
         self._accumulate = _Accumulate(gradients, reduction, self.sums)
-        self._update = _UpdateFromSums(update, self.sums)
+        self._clear = _Clear(self.sums)
+        self._update = _UpdateFromSums(update, self.sums, self._clear)
 
     def __call__(self, batch: Batch, noise_seed: int, control: NDArray[np.float64]) -> StepResult:
         """`control`: see `AdamW`. The batch holds all sequences of the step that are this process's."""
@@ -162,7 +186,7 @@ class TrainStep:
         control_5 = ms.Tensor(control.astype(np.float32))
         if self.num_micro == 1:
             counts_LE, update = self._whole(control_5, *batch_tensors(batch), weight, _seed(noise_seed, 0))
-            return self._result(counts_LE.asnumpy(), update)
+            return self._result(counts_LE.asnumpy(), update, control)
         per_micro = []
         size = batch.tokens_BS.shape[0] // self.num_micro
         for i in range(self.num_micro):
@@ -171,10 +195,14 @@ class TrainStep:
             per_micro.append((figures.asnumpy(), counts_LE.asnumpy()))
         figures_sum = np.sum([figures for figures, _ in per_micro], axis=0, dtype=np.float32)
         counts_sum = np.sum([counts for _, counts in per_micro], axis=0)
-        return self._result(counts_sum, self._update(ms.Tensor(figures_sum), control_5))
+        return self._result(counts_sum, self._update(ms.Tensor(figures_sum), control_5), control)
 
-    def _result(self, counts_LE: NDArray[np.int32], update: tuple[Tensor, ...]) -> StepResult:
-        figures, total, norm, applied, square_P = (x.asnumpy() for x in update)
+    def _result(
+        self, counts_LE: NDArray[np.int32], update: tuple[Tensor, ...], control: NDArray[np.float64]
+    ) -> StepResult:
+        figures, total, norm, applied, square_P = (x.asnumpy() for x in update[:5])
+        if isinstance(self._optimizer, HostAdamW):
+            self._update_on_host(self._optimizer, update[5:], norm, applied, control)
         if self._balance is not None:
             self._balance(ms.Tensor(counts_LE.astype(np.int32)), update[3])
         return StepResult(
@@ -190,6 +218,16 @@ class TrainStep:
             counts_LE=counts_LE.astype(np.int64)[: self._num_moe_layers],
             squares={name: float(square) for name, square in zip(self._names, square_P, strict=True)},
         )
+
+    def _update_on_host(
+        self, optimizer: HostAdamW, grads: tuple[Tensor, ...], norm: Any, applied: Any, control: Any
+    ) -> None:
+        if applied[0]:
+            optimizer.update([grad.asnumpy() for grad in grads], float(norm[0]), control)
+            if self._refill is not None:
+                self._refill()
+        if self.num_micro > 1:
+            self._clear(ms.Tensor(applied)).asnumpy()
 
 
 def batch_tensors(batch: Batch, rows: slice = slice(None)) -> tuple[Tensor, ...]:

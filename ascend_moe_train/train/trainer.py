@@ -16,6 +16,7 @@ from ascend_moe_train.errors import TrainingError
 from ascend_moe_train.model.adapters import run_flops_per_token
 from ascend_moe_train.model.lora import apply_lora
 from ascend_moe_train.optim.adamw import AdamW, step_factors
+from ascend_moe_train.optim.host_adamw import HostAdamW
 from ascend_moe_train.optim.lr import learning_rate
 from ascend_moe_train.optim.scaling import LossScale
 from ascend_moe_train.parallel.apply import parallelize, placed_by
@@ -61,7 +62,8 @@ class Trainer:
             apply_lora(self.model, config.model, config.lora, config.run.seed)
             given = {name: p.asnumpy().copy() for name, p in self.model.weights() if p.requires_grad}
         self.sharded = parallelize(self.model, ranks.mesh, config, HostOps(ranks.comm))
-        self.optimizer = AdamW(self.sharded.weights, config.optim, self.kernels, self.sharded.num_dims)
+        make = HostAdamW if config.parallel.offload_optimizer else AdamW
+        self.optimizer = make(self.sharded.weights, config.optim, self.kernels, self.sharded.num_dims)
         placed = placed_by(config, ranks.mesh, ranks.comm.rank)
         self.tensors = Tensors(config, placed, self.model, self.sharded, self.optimizer)
         self.tensors.fill_first(start, given)
@@ -78,6 +80,7 @@ class Trainer:
             summed=self.sharded.summed,
             names=self.sharded.names,
             total_of=lambda count: int(ranks.total([count])[0]),
+            refill=self.sharded.refill,
         )
         self._has_run = False
 
