@@ -1,6 +1,5 @@
 """Runs the cases of the collectives on host arrays and in a graph, on one rank. Called by the tests, and by ranks."""
 
-import hashlib
 from typing import Any
 
 import numpy as np
@@ -60,11 +59,11 @@ def _around_the_ring(comm: Comm, group: Group, x: Array) -> Array:
 
 
 def host_results(inner: Comm) -> dict[str, Any]:
-    """What is wrong with the host's verbs, and a digest of each result."""
+    """What is wrong with the verbs on host arrays."""
     comm = RecordingComm(inner)
     n, rank = comm.world.size, comm.rank
     by_name = make_groups(comm.split, n, groups(n))
-    wrong, digests = [], {}
+    wrong = []
     for case in cases(n):
         comm.calls.clear()
         x = input_of(case, n, rank)
@@ -76,8 +75,7 @@ def host_results(inner: Comm) -> dict[str, Any]:
         found_bytes = sum(call.payload_bytes for call in comm.calls)
         if found_bytes != payload_of(case, n, rank):
             wrong.append(f"{case.name}: payload {found_bytes} bytes, not {payload_of(case, n, rank)}")
-        digests[case.name] = hashlib.sha256(found.tobytes()).hexdigest()
-    return {"wrong": wrong, "digests": digests}
+    return {"wrong": wrong}
 
 
 def compared(case: Case, found: Array, n: int, rank: int, tolerance: float = 0.0) -> list[str]:
