@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import mindspore as ms
+import mpi4py
 import numpy as np
 from mindspore import nn, ops
 from mpi4py import MPI
@@ -44,6 +45,7 @@ class Collective:
         n, world = comm.world.size, MPI.COMM_WORLD
         x = np.random.default_rng(comm.rank).random(size_bytes // 4, np.float32)
         out = np.empty({"all_gather": n * x.size, "reduce_scatter": x.size // n}.get(verb, x.size), np.float32)
+        own = np.empty_like(out)
         call: Any = {
             "all_reduce": world.Allreduce,
             "all_gather": world.Allgather,
@@ -60,7 +62,7 @@ class Collective:
 
         def host() -> Array:
             for _ in range(calls):
-                result: Array = getattr(comm, verb)(comm.world, x)
+                result: Array = getattr(comm, verb)(comm.world, x, out=own)
             return result
 
         def graph() -> Tensor:
@@ -95,7 +97,8 @@ def main(path: str) -> None:
         collective = ready(order["verb"], order["size_bytes"], order["calls"])
         return collective.seconds(WAYS if order["forward"] else WAYS[::-1])
 
-    facts = {"mindspore": ms.__version__, "MPI": MPI.Get_library_version().split("\n")[0].strip("\0 ")}
+    library = " ".join(MPI.Get_library_version().split("\n")[0].strip("\0").split())
+    facts = {"mindspore": ms.__version__, "mpi4py": mpi4py.__version__, "MPI": library}
     serve(path, comm.rank, facts, obey)
     progress().phase("done")
 
