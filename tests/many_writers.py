@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_moe_train.checkpoint import boxes, saving
-from ascend_moe_train.checkpoint.boxes import Box
+from ascend_moe_train import boxes
+from ascend_moe_train.boxes import Box
+from ascend_moe_train.checkpoint import saving
 from ascend_moe_train.checkpoint.portion import Piece, Portion
 from ascend_moe_train.checkpoint.saving import Writer
 

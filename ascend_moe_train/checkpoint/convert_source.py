@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ascend_moe_train.checkpoint import boxes, store
-from ascend_moe_train.checkpoint.boxes import Box
+from ascend_moe_train import boxes
+from ascend_moe_train.boxes import Box
+from ascend_moe_train.checkpoint import store
 from ascend_moe_train.checkpoint.converted import ADAPTERS, only_adapters
 from ascend_moe_train.checkpoint.layout import Manifest, piece_key
 from ascend_moe_train.checkpoint.safetensors_stream import (

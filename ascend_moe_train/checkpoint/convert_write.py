@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ascend_moe_train.boxes import Box, box_shape
 from ascend_moe_train.checkpoint import layout
-from ascend_moe_train.checkpoint.boxes import Box, box_shape
 from ascend_moe_train.checkpoint.convert import Check, num_workers
 from ascend_moe_train.checkpoint.files import naming, sync_folder, write_synced
 from ascend_moe_train.checkpoint.layout import PieceEntry, TensorEntry, TensorSpec

@@ -27,8 +27,8 @@ import ml_dtypes
 import numpy as np
 from pydantic import Field, ValidationError
 
-from ascend_moe_train.checkpoint import boxes
-from ascend_moe_train.checkpoint.boxes import Box
+from ascend_moe_train import boxes
+from ascend_moe_train.boxes import Box
 from ascend_moe_train.checkpoint.sealed import check_json, dump_sealed, parse_sealed
 from ascend_moe_train.checkpoint.strict_json import one_line
 from ascend_moe_train.errors import CheckpointError

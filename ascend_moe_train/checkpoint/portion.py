@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ascend_moe_train.checkpoint import boxes, layout
-from ascend_moe_train.checkpoint.boxes import Box
+from ascend_moe_train import boxes
+from ascend_moe_train.boxes import Box
+from ascend_moe_train.checkpoint import layout
 from ascend_moe_train.checkpoint.layout import PieceEntry, StoredPiece, TensorEntry, TensorSpec
 from ascend_moe_train.checkpoint.piece_files import write_file
 from ascend_moe_train.errors import CheckpointError

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ascend_moe_train.checkpoint import boxes, layout
-from ascend_moe_train.checkpoint.boxes import Box
+from ascend_moe_train import boxes
+from ascend_moe_train.boxes import Box
+from ascend_moe_train.checkpoint import layout
 from ascend_moe_train.checkpoint.files import open_regular
 from ascend_moe_train.checkpoint.layout import Manifest, StoredPiece, TensorEntry
 from ascend_moe_train.checkpoint.piece_files import check_file, new_array, read_into

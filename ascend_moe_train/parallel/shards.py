@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ascend_moe_train.boxes import flat_boxes
 from ascend_moe_train.model.adapters import adapter_shapes
 from ascend_moe_train.model.config import LoraConfig, ModelConfig
 from ascend_moe_train.model.counts import buffer_shapes, parameter_shapes
@@ -139,7 +140,7 @@ def boxes(placement: Placement, start: int, stop: int) -> list[Box]:
     shape = placement.local_shape
     strides = [prod(shape[dim + 1 :]) for dim in range(len(shape))]
     found = []
-    for block in _blocks(shape, start, stop):
+    for block in flat_boxes(shape, start, stop):
         dims = (_global_runs(*pair) for pair in zip(block, placement.intervals, strict=True))
         for runs in product(*dims):
             ranges = tuple((first, first + length) for _, first, length in runs)
@@ -247,27 +248,6 @@ def _joined(pieces: list[_Piece]) -> Intervals:
         len(pieces),
     ]
     return tuple((pieces[i].start, pieces[j - 1].stop) for i, j in pairwise(starts))
-
-
-def _blocks(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Intervals]:
-    """Elements [start, stop) of a row-major array as blocks: the end of a row, whole rows, the beginning of a row."""
-    if start >= stop:
-        return
-    if len(shape) == 1:
-        yield ((start, stop),)
-        return
-    row_size = prod(shape[1:])
-    first, last = start // row_size, stop // row_size
-    if start % row_size:
-        end = min(stop - first * row_size, row_size)
-        for block in _blocks(shape[1:], start - first * row_size, end):
-            yield ((first, first + 1), *block)
-        first += 1
-    if first < last:
-        yield ((first, last), *((0, size) for size in shape[1:]))
-    if first <= last and stop % row_size:
-        for block in _blocks(shape[1:], 0, stop % row_size):
-            yield ((last, last + 1), *block)
 
 
 def _global_runs(local: tuple[int, int], intervals: Intervals) -> Iterator[tuple[int, int, int]]:

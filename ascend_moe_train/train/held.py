@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_moe_train.checkpoint.boxes import Box
+from ascend_moe_train.boxes import Box
 from ascend_moe_train.checkpoint.portion import Piece, Portion
 from ascend_moe_train.parallel.shards import Placement, box_view, boxes, owned
 from ascend_moe_train.train.session import copy_into

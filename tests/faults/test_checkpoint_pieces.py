@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ascend_moe_train.boxes import Box
 from ascend_moe_train.checkpoint import layout, reshard, store
-from ascend_moe_train.checkpoint.boxes import Box
 from ascend_moe_train.checkpoint.portion import Piece, Portion, whole
 from ascend_moe_train.errors import CheckpointError
 from tests.damage import (

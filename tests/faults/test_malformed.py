@@ -24,7 +24,7 @@ from ascend_moe_train.cli.main import main
 from ascend_moe_train.config import run_to_dict
 from ascend_moe_train.model.counts import parameter_shapes
 from ascend_moe_train.train.state import TrainingState
-from tests.faults import test_checkpoint_damage as damage
+from tests import damage
 from tests.small_run import small_run, write_run
 from tests.unit import test_config as configs
 from tests.unit import test_data_malformed as corpora

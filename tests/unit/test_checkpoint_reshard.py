@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from ascend_moe_train.checkpoint import boxes, layout, store
-from ascend_moe_train.checkpoint.boxes import Box
+from ascend_moe_train import boxes
+from ascend_moe_train.boxes import Box
+from ascend_moe_train.checkpoint import layout, store
 from ascend_moe_train.checkpoint.reshard import read_boxes
 from ascend_moe_train.errors import CheckpointError
 from tests.hf_folders import as_ours, same_tensors

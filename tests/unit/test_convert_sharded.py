@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ascend_moe_train.checkpoint import boxes, layout, store
+from ascend_moe_train import boxes
+from ascend_moe_train.checkpoint import layout, store
 from ascend_moe_train.checkpoint.convert_export import export_folder
 from ascend_moe_train.checkpoint.convert_import import import_folder
 from ascend_moe_train.checkpoint.convert_source import VerifiedTensor, open_source

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascend_moe_train.checkpoint import boxes
-from ascend_moe_train.checkpoint.boxes import Box
+from ascend_moe_train import boxes
+from ascend_moe_train.boxes import Box
 from tests.many_writers import cut_at_random
 
 SHAPES = st.lists(st.integers(0, 6), max_size=4).map(tuple)
