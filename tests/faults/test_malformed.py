@@ -25,6 +25,7 @@ from ascend_moe_train.config import run_to_dict
 from ascend_moe_train.model.counts import parameter_shapes
 from ascend_moe_train.train.state import TrainingState
 from tests import damage
+from tests.faults import test_checkpoint_damage as damaged
 from tests.small_run import small_run, write_run
 from tests.unit import test_config as configs
 from tests.unit import test_data_malformed as corpora
@@ -260,10 +261,10 @@ def test_a_checkpoint_without_moments_is_no_state_to_go_on_from(
     assert "tensor 'optim.first." in (line := refused("train", "run.yaml")) and "is missing" in line
 
 
-@pytest.mark.parametrize("case", damage.CASES)
+@pytest.mark.parametrize("case", damaged.CASES)
 def test_damaged_checkpoints_give_no_text(case: str, refused: Check, tmp_path: Path) -> None:
-    path = store.save(tmp_path / "root", 200, damage.TENSORS, {"lr": 0.1}, keep=3, max_file_bytes=60)
-    damage.CASES[case][0](path)
+    path = store.save(tmp_path / "root", 200, damaged.TENSORS, {"lr": 0.1}, keep=3, max_file_bytes=60)
+    damaged.CASES[case][0](path)
     assert "step-00000200" in refused("generate", "--checkpoint", path, "--prompt", "a")
 
 
