@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from ascend_moe_train.checkpoint import saving
 from ascend_moe_train.checkpoint.portion import Portion
 from ascend_moe_train.checkpoint.saving import ONLY_WRITER, Writer
+from ascend_moe_train.closing import Closing
 
 
-class AsyncWriter:
+class AsyncWriter(Closing):
     """One checkpoint at a time is on its way to the disk; a failed write is raised by the next call.
 
     An interrupt (Ctrl-C) of a waiting call leaves the write in flight: it goes on, and a later call waits for it. At
@@ -74,11 +74,3 @@ class AsyncWriter:
             self.wait()
         finally:
             self._executor.shutdown(wait=False)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()

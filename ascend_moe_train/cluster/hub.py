@@ -8,9 +8,9 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from ascend_moe_train.closing import Closing
 from ascend_moe_train.cluster.board import Board
 from ascend_moe_train.cluster.control import Command, Event, abstract_address, is_own, new_socket, peer, received_report
 from ascend_moe_train.cluster.member import Member
@@ -20,7 +20,7 @@ _PIECE_BYTES = 2**16
 _ABORT = re.compile(r"Abort\((\d{1,19})\) ")  # what MPICH prints before it ends all ranks
 
 
-class Hub:
+class Hub(Closing):
     """Members and what comes from them. Use it as a context manager: at its end no rank is left."""
 
     def __init__(self, *, ranks: int, control: str, logs: RankLogs, screen: Screen) -> None:
@@ -106,14 +106,6 @@ class Hub:
         self._listener.close()
         os.close(self._board_descriptor)
         self._logs.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _on_read(self, source: Any, call: Callable[[], None]) -> None:
         self._selector.register(source, selectors.EVENT_READ, call)

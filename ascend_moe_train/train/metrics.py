@@ -9,13 +9,13 @@ import resource
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
+from ascend_moe_train.closing import Closing
 from ascend_moe_train.errors import MetricsError
 
 MAX_LINE_BYTES = 64 * 2**20
@@ -295,7 +295,7 @@ def first_problem(error: ValidationError, *, skip: int = 0) -> str:
     return text.encode("unicode_escape").decode("ascii")[:250]
 
 
-class JsonlWriter:
+class JsonlWriter(Closing):
     """Appends records to a JSONL file, each on disk (flushed to the system) when `write` returns.
 
     `first_step` is the first step that this process records: lines of that step or later, left by a run that went on
@@ -328,14 +328,6 @@ class JsonlWriter:
     def close(self) -> None:
         """Closes the file; what was written stays."""
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _keep_before(path: Path, first_step: int) -> None:

@@ -4,18 +4,17 @@ import os
 import socket
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from ascend_moe_train.closing import Closing
 from ascend_moe_train.errors import MetricsError
 from ascend_moe_train.train.metrics import EvalRecord, Record, StepRecord
 
 
-class TensorBoardWriter:
+class TensorBoardWriter(Closing):
     """Writes one event file into `folder`; a resumed run adds another.
 
     `first_step` is the first step that this process records: TensorBoard then forgets what an earlier process wrote
@@ -50,14 +49,6 @@ class TensorBoardWriter:
     def close(self) -> None:
         """Closes the file; what was written stays."""
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _step_scalars(record: StepRecord) -> dict[str, float | None]:
