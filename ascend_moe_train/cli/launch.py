@@ -42,15 +42,15 @@ def train(asked: Asked, run_yaml: Path, overrides: tuple[str, ...], as_json: boo
     """Train the model of RUN_YAML on all ranks together; the same command continues a run that was interrupted."""
     from ascend_moe_train.cluster.launch import launch, make_job, shown_command
     from ascend_moe_train.cluster.mpiexec import rank_command
-    from ascend_moe_train.parallel.mesh import mesh_of
     from ascend_moe_train.train.json_view import JsonView
     from ascend_moe_train.train.live import LiveView
+    from ascend_moe_train.train.start import check
 
     config = whole_run(run_yaml, overrides)
     settings = [word for override in overrides for word in ("--set", override)]
     arguments = ["train", "--json", *settings, "--", str(run_yaml)]
     job = make_job(asked.ranks, rank_command(RANK_MODULE, arguments), _deadlines(config), run_dir=Path(config.run.dir))
-    mesh_of(config, asked.ranks)
+    check(config, asked.ranks)
     if asked.dry_run:
         click.echo(shown_command(job))
         return 0

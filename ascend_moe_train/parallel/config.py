@@ -85,6 +85,8 @@ class ParallelConfig(Part):
         def is_possible(ranks: int) -> bool:
             return ranks % self.etp == 0 and across % ranks == 0 and self.etp < ranks < across
 
+        if across == 1:
+            raise ValueError(f"hierarchical_ranks {ranks} has no effect with ep 1: leave it out, or set ep")
         if not is_possible(ranks):
             raise ValueError(
                 f"hierarchical_ranks {ranks} does not cut the {across} ranks of ep {self.ep} x etp {self.etp} into "
@@ -99,6 +101,8 @@ def check_parallel(
 
     Raises ValueError with the dotted keys, their values and the nearest sizes that are possible.
     """
+    if parallel.pp > model.num_layers:
+        raise ValueError(f"parallel.pp {parallel.pp}: the model has {model.num_layers} layers (model.num_layers)")
     if lora is not None:
         for axis in ("tp", "ep", "etp"):
             if (size := getattr(parallel, axis)) > 1:

@@ -148,7 +148,7 @@ def restore(
         except CheckpointError as error:
             manifest, problem = None, str(error)
         if manifest is not None:
-            origin = _check_same_run(manifest, path, config, here, note)
+            origin, changes = _check_same_run(manifest, path, config, here)
             tensors.check(manifest, path)
             try:
                 found = tensors.read(manifest, path)
@@ -159,6 +159,8 @@ def restore(
             continue
         assert manifest is not None
         tensors.fill(found)
+        if changes:
+            note(f"changed since that checkpoint: {changes}")
         note(f"continuing from {path}")
         return TrainingState.from_meta(manifest.meta, manifest.step, str(path)), here or origin
     if candidates:
@@ -169,18 +171,21 @@ def restore(
 
 
 def _check_same_run(
-    manifest: Manifest, path: Path, config: RunConfig, here: StartedFrom | None, note: Callable[[str], None]
-) -> StartedFrom | None:
-    """Where the run's first weights were from. Raises CheckpointError: this configuration cannot continue it."""
-    _check_config(manifest.meta, path, config, note)
+    manifest: Manifest, path: Path, config: RunConfig, here: StartedFrom | None
+) -> tuple[StartedFrom | None, str]:
+    """Where the run's first weights were from, and what of the configuration is not as it was then.
+
+    Raises CheckpointError: this configuration cannot continue it.
+    """
+    changes = _changes(manifest.meta, path, config)
     origin = started_from(manifest.meta, path)
     if here is not None and (origin is None or origin.weights_sha256 != here.weights_sha256):
         then = "random weights" if origin is None else f"the weights that {origin.path} had then"
         raise CheckpointError(f"{path} adapts {then}, run.init_from {config.run.init_from} has others")
-    return origin
+    return origin, changes
 
 
-def _check_config(meta: Mapping[str, Any], path: Path, config: RunConfig, note: Callable[[str], None]) -> None:
+def _changes(meta: Mapping[str, Any], path: Path, config: RunConfig) -> str:
     then = meta.get("config")
     if not isinstance(then, dict):
         raise CheckpointError(f"{path}: manifest.json: meta.config is missing")
@@ -194,5 +199,4 @@ def _check_config(meta: Mapping[str, Any], path: Path, config: RunConfig, note: 
                 f"{path} was written with {key} = {before.get(key)}, this run has {now.get(key)}: "
                 "set it back, or choose another run.dir"
             )
-    if changed:
-        note("changed since that checkpoint: " + ", ".join(f"{k} {before.get(k)} -> {now.get(k)}" for k in changed))
+    return ", ".join(f"{key} {before.get(key)} -> {now.get(key)}" for key in changed)

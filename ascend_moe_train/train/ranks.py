@@ -78,9 +78,14 @@ def join(config: RunConfig) -> Ranks:
     return _ranks(config, WatchedComm(comm, on_call))
 
 
-def _ranks(config: RunConfig, comm: Comm) -> Ranks:
+def trainable_mesh(config: RunConfig, num_ranks: int) -> Mesh:
+    """The mesh of a run that trains on so many ranks. Raises ConfigError: they do not fit, or not yet."""
     for axis in ("pp", "cp"):
         if (size := getattr(config.parallel, axis)) > 1:
             raise ConfigError(f"parallel.{axis} {size}: amt mesh lays it out, training has 1 only so far")
-    mesh = mesh_of(config, comm.world.size)
+    return mesh_of(config, num_ranks)
+
+
+def _ranks(config: RunConfig, comm: Comm) -> Ranks:
+    mesh = trainable_mesh(config, comm.world.size)
     return Ranks(comm=comm, mesh=mesh, data=comm.split("dp", mesh.groups(("dp",))), progress=progress())

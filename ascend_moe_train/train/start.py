@@ -5,10 +5,20 @@ from pathlib import Path
 
 from ascend_moe_train.config import RunConfig
 from ascend_moe_train.train.inputs import open_inputs
-from ascend_moe_train.train.ranks import Ranks, alone
+from ascend_moe_train.train.ranks import Ranks, alone, trainable_mesh
 from ascend_moe_train.train.run_lock import locked
 from ascend_moe_train.train.stop import StopRequest
 from ascend_moe_train.train.view import View
+
+
+def check(config: RunConfig, num_ranks: int) -> None:
+    """Finds what would keep a run on so many ranks from starting, as far as that shows without starting it.
+
+    Leaves nothing behind. Raises UserError subclasses.
+    """
+    mesh = trainable_mesh(config, num_ranks)
+    with locked(Path(config.run.dir)):
+        open_inputs(config, 0, mesh.dp)
 
 
 def start(config: RunConfig, view: View, stop: StopRequest, ranks: Ranks | None = None) -> int:
