@@ -30,6 +30,8 @@ def loss_figures(record: StepRecord) -> Figures:
         "lr": f"{record.lr:.2e}",
         "grad norm": f"{record.grad_norm:.3g}",
     }
+    if record.mtp_loss is not None:
+        figures["mtp loss"] = _number(record.mtp_loss)
     if record.loss_scale is not None:
         figures["loss scale"] = f"{record.loss_scale:.0f}"
     return figures

@@ -35,8 +35,9 @@ Load = tuple[tuple[Share, ...], ...]
 class StepRecord:
     """One optimizer step. `step` counts finished steps: the first record of a run has step 1.
 
-    `loss` is the cross entropy in nats per token; `aux_loss` (1 per layer when balanced) and `z_loss` are the router's
-    terms before their coefficients.
+    `loss` is the cross entropy in nats per token, `mtp_loss` that of multi-token prediction, its mean over depths, None
+    for a model without; `aux_loss` (1 per layer when balanced) and `z_loss` are the router's terms. All are before
+    their coefficients.
     `mfu` is `model_flops_per_s` over the device's peak, None when the peak is unknown. `load` holds each MoE layer's
     share of assignments per expert (each layer sums to 1); it is empty in steps that do not record it. `drop_rate` is
     dropped over routed assignments. `memory_bytes` is resident memory, `eta_s` the time left.
@@ -66,6 +67,7 @@ class StepRecord:
     drop_rate: Number
     memory_bytes: Count
     eta_s: Number
+    mtp_loss: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +204,7 @@ class StepMeter:
         dropped: int,
         loss_scale: float | None,
         skipped: bool,
+        mtp_loss: float | None = None,
     ) -> StepRecord:
         """The record of one step that took `step_s` seconds and dropped `dropped` of `counts_LE.sum()` assignments."""
         load = expert_load(counts_LE)
@@ -231,6 +234,7 @@ class StepMeter:
             drop_rate=dropped / assignments if assignments else 0.0,
             memory_bytes=resident_bytes(),
             eta_s=max(self.total_steps - step, 0) * self._step_s.update(step_s),
+            mtp_loss=mtp_loss,
         )
 
 

@@ -66,6 +66,8 @@ def _step_scalars(record: StepRecord) -> dict[str, float | None]:
         "speed/mfu": record.mfu,
         "speed/memory_bytes": record.memory_bytes,
     }
+    if record.mtp_loss is not None:
+        scalars["loss/mtp"] = record.mtp_loss
     if record.load_cv:
         scalars["experts/drop_rate"] = record.drop_rate
     for layer, figures in enumerate(zip(record.load_cv, record.load_max_over_mean, record.dead_experts, strict=True)):

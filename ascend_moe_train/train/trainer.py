@@ -156,6 +156,7 @@ class Trainer:
             dropped=result.num_dropped,
             loss_scale=state.loss_scale.scale if self._scales_loss else None,
             skipped=not result.applied,
+            mtp_loss=result.mtp_loss if config.model.mtp is not None else None,
         )
         smooth = {"smooth_total": meter.smoother.total, "smooth_weight": meter.smoother.weight}
         self.state = self.state.model_copy(update=smooth)

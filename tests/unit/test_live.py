@@ -40,6 +40,11 @@ def test_dense_model_has_no_expert_figures() -> None:
     assert "load cv" not in plain_line(step(1, counts_LE=np.zeros((0, 0), np.int64)), 10)
 
 
+def test_multi_token_prediction_is_shown_where_there_is_some() -> None:
+    assert "mtp loss 3.2500" in plain_line(step(1, mtp_loss=3.25), 10)
+    assert "mtp" not in plain_line(step(1), 10)
+
+
 def test_without_terminal_one_line_every_log_every() -> None:
     console = plain()
     with LiveView(total_steps=7, log_every=3, console=console) as view:

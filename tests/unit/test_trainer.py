@@ -192,7 +192,15 @@ def test_a_dense_model_has_no_expert_figures(tmp_path: Path, small_corpus: Path)
     view = run_to_end(small_run(tmp_path, small_corpus, *SHORT, "model.moe=null"))
     for record in view.steps:
         assert (record.load, record.load_cv, record.dead_experts, record.drop_rate) == ((), (), (), 0.0)
-        assert (record.aux_loss, record.z_loss) == (0.0, 0.0)
+        assert (record.aux_loss, record.z_loss, record.mtp_loss) == (0.0, 0.0, None)
+
+
+def test_multi_token_prediction_has_a_loss_of_its_own(tmp_path: Path, small_corpus: Path) -> None:
+    view = run_to_end(small_run(tmp_path, small_corpus, *SHORT, "model.moe=null", "model.mtp.depth=1"))
+    for record in view.steps:
+        # untrained, both predict nothing yet
+        assert record.mtp_loss is not None and abs(record.mtp_loss - record.loss) < 1.5
+    assert {record.mtp_loss for record in view.steps}.isdisjoint({0.0, *view.losses})
 
 
 class Watched:
