@@ -94,12 +94,15 @@ class _GatherBucket(nn.Cell):
         self.parts = tuple(shares[i].part for i in bucket)
         self.sizes = tuple(shares[i].size for i in bucket)
         self.shapes = tuple(shares[i].shape for i in bucket)
+        # a cut that takes everything costs more than all the rest
+        self.are_cut = tuple(share.part * group.size > share.size for share in (shares[i] for i in bucket))
 
     def construct(self, parts: tuple[Tensor, ...], after: Any) -> tuple[Tensor, ...]:
         x = self.gather(_joined([self.late.value(parts[i], after) for i in self.places]))
         x = ops.reshape(x, (self.num_rows, -1))
         columns = ops.split(x, self.parts, 1) if len(self.parts) > 1 else (x,)
-        flat = [ops.reshape(columns[j], (-1,))[: self.sizes[j]] for j in range(len(columns))]
+        flat = [ops.reshape(column, (-1,)) for column in columns]
+        flat = [flat[j][: self.sizes[j]] if self.are_cut[j] else flat[j] for j in range(len(flat))]
         return tuple([ops.reshape(flat[j], self.shapes[j]) for j in range(len(flat))])
 
 
