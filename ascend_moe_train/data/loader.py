@@ -63,9 +63,7 @@ class TrainLoader:
         self._data = data
         self._seed = seed
         self._global_sequences = global_sequences
-        self._rows = [
-            first + dp_rank * micro + row for first in range(0, global_sequences, at_once) for row in range(micro)
-        ]
+        self._micro_sequences, self._at_once, self._first = micro, at_once, dp_rank * micro
         self._blend = Blend([corpus.weight for corpus in data.train])
         self._corpora = [
             open_corpus(corpus.path, "train", seq_len=data.seq_len, vocab_size=vocab_size) for corpus in data.train
@@ -81,9 +79,12 @@ class TrainLoader:
         """This rank's [global_sequences / dp_size, S] sequences of optimizer step `step`, from 0."""
         if step < 0:
             raise ValueError(f"step {step} is negative")
-        windows = _Windows(len(self._rows), self._data)
-        for row, place in enumerate(self._rows):
-            number, draw = self._blend.locate(step * self._global_sequences + place)
+        num_micro = self._global_sequences // self._at_once
+        windows = _Windows(num_micro * self._micro_sequences, self._data)
+        for row in range(num_micro * self._micro_sequences):
+            micro_batch, place = divmod(row, self._micro_sequences)
+            first = step * self._global_sequences + micro_batch * self._at_once + self._first
+            number, draw = self._blend.locate(first + place)
             corpus = self._corpora[number]
             corpus.read_drawn(draw, self._seed, number, windows.row(row, corpus))
         return windows.batch()
