@@ -12,6 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from ascend_moe_train.checkpoint import store
+from ascend_moe_train.errors import CheckpointError
+
 ZERO_SHA256 = hashlib.sha256(b"").hexdigest()
 Damage = Callable[[Path], None]
 
@@ -123,3 +128,13 @@ def replace_by(file: str, make: Callable[[Path], None]) -> Damage:
         make(path / file)
 
     return damage
+
+
+def assert_refused(checkpoint: Path, expected: str) -> None:
+    """Loading it fails with one short line that starts with the file and says what is expected."""
+    with pytest.raises(CheckpointError) as caught:
+        store.load(checkpoint)
+    message = str(caught.value)
+    assert message.startswith(str(checkpoint / expected.split(":")[0]))
+    assert expected in message
+    assert "\n" not in message and len(message) < len(str(checkpoint)) + 400

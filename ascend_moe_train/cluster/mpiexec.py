@@ -77,7 +77,8 @@ def rank_environment(ranks: int, given: Mapping[str, str], extra: Mapping[str, s
     """The environment of every rank: the one given, threads that share the cores, and `extra`.
 
     What the user has set of these stays. Threads that wait sleep: with several ranks there is always work for the core.
-    MindSpore's memory comes in huge pages, as NumPy's does: collectives of 16 MB in a graph then take half the time.
+    MindSpore's memory comes in huge pages, as NumPy's does: sums and gathers of 16 MB in a graph then take up to a
+    third less time (`python -m benchmarks collectives`, and the same with `GLIBC_TUNABLES=`).
     """
     chosen = {
         "OMP_NUM_THREADS": str(max(1, num_cores() // ranks)),

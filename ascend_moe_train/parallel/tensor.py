@@ -33,18 +33,9 @@ SIZES: Mapping[type, tuple[str, ...]] = MappingProxyType(
 )
 
 # Port: what stands there with the residual stream whole on every rank, and with it split by tokens.
-IN_BLOCK: Mapping[str, tuple[Form, Form]] = MappingProxyType(
-    {
-        "before_attn": (autodiff.copy, autodiff.gather_sum),
-        "after_attn": (autodiff.reduce, autodiff.scatter_sum),
-    }
-)
-AROUND_DENSE: Mapping[str, tuple[Form, Form]] = MappingProxyType(
-    {
-        "before_ffn": (autodiff.copy, autodiff.gather_sum),
-        "after_ffn": (autodiff.reduce, autodiff.scatter_sum),
-    }
-)
+_ENTER, _LEAVE = (autodiff.copy, autodiff.gather_sum), (autodiff.reduce, autodiff.scatter_sum)
+IN_BLOCK: Mapping[str, tuple[Form, Form]] = MappingProxyType({"before_attn": _ENTER, "after_attn": _LEAVE})
+AROUND_DENSE: Mapping[str, tuple[Form, Form]] = MappingProxyType({"before_ffn": _ENTER, "after_ffn": _LEAVE})
 AROUND_EXPERTS: Mapping[str, tuple[Form | None, Form | None]] = MappingProxyType(
     {"before_ffn": (autodiff.split, None), "after_ffn": (autodiff.gather, None)}
 )
@@ -54,12 +45,7 @@ AROUND_SHARED: Mapping[str, tuple[Form, Form]] = MappingProxyType(
         "after_shared": (autodiff.scatter_sum, autodiff.scatter_sum),
     }
 )
-IN_MODEL: Mapping[str, tuple[Form, Form]] = MappingProxyType(
-    {
-        "after_embed": (autodiff.reduce, autodiff.scatter_sum),
-        "before_head": (autodiff.copy, autodiff.gather_sum),
-    }
-)
+IN_MODEL: Mapping[str, tuple[Form, Form]] = MappingProxyType({"after_embed": _LEAVE, "before_head": _ENTER})
 
 
 def apply_tensor(model: Transformer, group: Group, collectives: Collectives, *, by_tokens: bool) -> None:

@@ -1,13 +1,12 @@
 """What a run prints for machines: one JSON line per record on stdout, remarks on stderr. Pure."""
 
 import sys
-from types import TracebackType
-from typing import Self
 
 from ascend_moe_train.train.metrics import Record, to_json_line
+from ascend_moe_train.train.view import Silent
 
 
-class JsonView:
+class JsonView(Silent):
     """Stands where `LiveView` stands with `--json`."""
 
     def show(self, record: Record) -> None:
@@ -18,11 +17,3 @@ class JsonView:
     def note(self, message: str) -> None:
         """Prints a remark to stderr."""
         print(message, file=sys.stderr, flush=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
