@@ -127,16 +127,27 @@ class Transformer(nn.Cell):
         self, tokens_BS: Tensor, segment_BS: Tensor, position_BS: Tensor, noise_seed: Tensor
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """-> normed output (B*S, D), the router figures of every MoE layer, and the outputs of embedding and blocks."""
+        x_TD = self.embedded(tokens_BS)
+        x_TD, routed, trail = self.through(x_TD, 0, len(self.layers), segment_BS, position_BS, noise_seed)
+        return self.norm(x_TD), routed, trail
+
+    def embedded(self, tokens_BS: Tensor) -> Tensor:
+        """(B, S) -> (B*S, D)."""
+        return self.after_embed(self.embed(ops.reshape(tokens_BS, (-1,)), self.embed.weight))
+
+    def through(
+        self, x_TD: Tensor, first: int, stop: int, segment_BS: Tensor, position_BS: Tensor, noise_seed: Tensor
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """Blocks first to stop - 1: (B*S, D) -> (B*S, D), router figures of those with experts, input and outputs."""
         cos_BSZ = ops.gather(self.cos_table, position_BS, 0)
         sin_BSZ = ops.gather(self.sin_table, position_BS, 0)
-        x_TD = self.after_embed(self.embed(ops.reshape(tokens_BS, (-1,)), self.embed.weight))
         routed, trail = [], [x_TD]
-        for block in self.layers:
-            x_TD, figures = block(x_TD, segment_BS, cos_BSZ, sin_BSZ, noise_seed)
+        for i in range(first, stop):
+            x_TD, figures = self.layers[i](x_TD, segment_BS, cos_BSZ, sin_BSZ, noise_seed)
             trail.append(x_TD)
             if len(figures) > 0:
                 routed.append(figures)
-        return self.norm(x_TD), routed, trail
+        return x_TD, routed, trail
 
     def logits(self, x_TD: Tensor) -> Tensor:
         """(T, D) -> (T, V)."""
@@ -173,8 +184,22 @@ class Transformer(nn.Cell):
         step), so that losses and gradients of micro-batches add up.
         """
         x_TD, routed, _ = self.hidden_states(tokens_BS, segment_BS, position_BS, noise_seed)
+        return self.losses(x_TD, routed, tokens_BS, targets_BS, segment_BS, position_BS, loss_weight, noise_seed)
+
+    def losses(
+        self,
+        x_TD: Tensor,
+        routed: list[Tensor],
+        tokens_BS: Tensor,
+        targets_BS: Tensor,
+        segment_BS: Tensor,
+        position_BS: Tensor,
+        loss_weight: Tensor,
+        noise_seed: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """What `construct` returns, from the normed output and the router figures of the blocks before it."""
         ce = self.cross_entropy(x_TD, targets_BS) * loss_weight[0]
-        further, aux, z = [ops.zeros((1,), ms.float32)] * 3
+        further = ops.zeros((1,), ms.float32)
         if self.has_mtp:
             ce, x_TD = self.in_order(ce, x_TD)
             further, routed_further = self.further_cross_entropy(
@@ -182,7 +207,14 @@ class Transformer(nn.Cell):
             )
             further = further * loss_weight[0]
             routed = routed + routed_further
+        return self.with_router_losses(ce, further, routed, loss_weight)
+
+    def with_router_losses(
+        self, ce: Tensor, further: Tensor, routed: list[Tensor], loss_weight: Tensor
+    ) -> tuple[Tensor, ...]:
+        """What `construct` returns, from the two cross entropies and the router figures that go with them."""
         if len(routed) == 0:
+            aux = z = ops.zeros((1,), ms.float32)
             total = self.total_loss(ce, further, aux, z)
             return total, ce, further, aux, z, ops.zeros((1, 1), ms.int32), ops.zeros((1,), ms.int32)
         aux, z = self.router_losses(routed)
