@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -140,9 +141,8 @@ def some_cases() -> list[Case]:
 def all_cases() -> Iterator[Case]:
     """Every layout with each model and mode, with and without accumulation."""
     for layout in LAYOUTS:
-        for number, model in enumerate(MODELS):
-            for place, mode in enumerate(MODES):
-                yield Case(layout=layout, model=model, mode=mode, num_micro=1 + (number + place) % 2)
+        for model, mode, num_micro in product(MODELS, MODES, (1, 2)):
+            yield Case(layout=layout, model=model, mode=mode, num_micro=num_micro)
 
 
 def global_batch(step: int) -> Batch:

@@ -118,4 +118,4 @@ def test_a_layout_trains_as_one_process_does(num_ranks: int) -> None:
 def test_every_layout_trains_as_one_process_does(num_ranks: int, model: str) -> None:
     done = some_cases()
     cases = [case for case in all_cases() if case not in done and case.num_ranks == num_ranks and case.model == model]
-    check(cases, num_ranks, deadline_s=1800)
+    check(cases, num_ranks, deadline_s=3600)
