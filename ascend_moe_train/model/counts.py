@@ -195,13 +195,16 @@ def forward_flops_per_token(cfg: ModelConfig, seq_len: int, *, causal: bool = Tr
     empty half is left out (`causal` True, the default: what has to be computed); where there is a window of W keys, S
     becomes W, and the half W - W^2 / 2S.
     """
-    projections = sum(2 * prod(shape) for shape in _attention_shapes(cfg).values() if len(shape) == 2)
     depth = cfg.mtp.depth if cfg.mtp is not None else 0
     flops = 2 * cfg.hidden * cfg.vocab_size * (1 + depth) + 4 * cfg.hidden * cfg.hidden * depth
-    for _, layer in _blocks(cfg):
-        flops += projections + _feed_forward_flops(cfg, layer)
-        flops += cfg.num_heads * (cfg.head_size + cfg.value_size) * _twice_the_keys(cfg, layer, seq_len, causal)
-    return flops
+    return flops + sum(block_flops_per_token(cfg, layer, seq_len, causal=causal) for _, layer in _blocks(cfg))
+
+
+def block_flops_per_token(cfg: ModelConfig, layer: int, seq_len: int, *, causal: bool = True) -> int:
+    """What one decoder block has of `forward_flops_per_token`."""
+    projections = sum(2 * prod(shape) for shape in _attention_shapes(cfg).values() if len(shape) == 2)
+    products = cfg.num_heads * (cfg.head_size + cfg.value_size) * _twice_the_keys(cfg, layer, seq_len, causal)
+    return projections + products + _feed_forward_flops(cfg, layer)
 
 
 def _twice_the_keys(cfg: ModelConfig, layer: int, seq_len: int, causal: bool) -> int:

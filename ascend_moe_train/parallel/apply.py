@@ -6,14 +6,15 @@ from ascend_moe_train.parallel.comm import Collectives
 from ascend_moe_train.parallel.expert import apply_expert
 from ascend_moe_train.parallel.mesh import Mesh
 from ascend_moe_train.parallel.shards import Placement, placements
+from ascend_moe_train.parallel.stages import stages_of
 from ascend_moe_train.parallel.tensor import apply_tensor, cut_weights
 from ascend_moe_train.parallel.zero import Sharded, apply_zero
 
 
 def placed_by(config: RunConfig, mesh: Mesh, rank: int) -> dict[str, Placement]:
     """What a rank holds of every weight, adapter and buffer of a run's model."""
-    by_tokens = config.parallel.sequence_parallel
-    return placements(config.model, mesh, rank, sequence_parallel=by_tokens, lora=config.lora)
+    by_tokens, stages = config.parallel.sequence_parallel, stages_of(config)
+    return placements(config.model, mesh, rank, sequence_parallel=by_tokens, lora=config.lora, stages=stages)
 
 
 def parallelize(model: Transformer, mesh: Mesh, config: RunConfig, collectives: Collectives) -> Sharded:

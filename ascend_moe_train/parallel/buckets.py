@@ -14,7 +14,7 @@ from ascend_moe_train.parallel.cuts import Gradient
 from ascend_moe_train.parallel.shards import Placement, flat_part, part_size
 
 ELEMENT_BYTES = 4  # fp32: weights, gradients, moments
-CLASSES: tuple[Gradient, ...] = ("dense", "partial", "expert")
+CLASSES: tuple[Gradient, ...] = ("dense", "partial", "expert", "ends")
 
 Form = Literal["whole", "parts", "on_use"]
 

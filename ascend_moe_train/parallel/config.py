@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from ascend_moe_train.model.config import LoraConfig, ModelConfig
+from ascend_moe_train.parallel.schedule import ScheduleName
 from ascend_moe_train.part import Part
 from ascend_moe_train.train.config import BatchConfig
 
@@ -43,6 +44,10 @@ class ParallelConfig(Part):
     edp for the experts): it has no key. `sequence_parallel` keeps activations between the tp regions split by tokens
     (Korthikanti et al., 2022).
 
+    Each pipeline stage holds `chunks` parts of the model, more than one with the `schedule` `interleaved`; their layers
+    are shared out `even`ly, by `cost` (embedding, head and multi-token prediction counted), or as `stage_layers` lists
+    them in the order of depth. See `parallel.schedule` and `parallel.stages`.
+
     `zero_stage` 1 shards the optimizer's states over data parallel ranks, 2 gradients too, 3 weights too (Rajbhandari
     et al., 2020). Gradients are reduced in buckets of `bucket_bytes`, and travel as `reduce_dtype`.
     `offload_optimizer` keeps the optimizer's states in host memory.
@@ -58,6 +63,9 @@ class ParallelConfig(Part):
     ep: AxisSize = 1
     etp: AxisSize = 1
     sequence_parallel: bool = False
+    schedule: ScheduleName = "1f1b"
+    chunks: AxisSize = 1
+    stage_layers: Literal["even", "cost"] | tuple[Annotated[int, Field(gt=0)], ...] = "even"
     zero_stage: Literal[0, 1, 2, 3] = 0
     bucket_bytes: Annotated[int, Field(gt=0)] = 25 * 2**20
     reduce_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -72,11 +80,32 @@ class ParallelConfig(Part):
             raise ValueError(
                 "sequence_parallel true needs tp ranks to split tokens over, and tp is 1: set it to 2 or more"
             )
+        self._check_stages()
         if self.receive_factor is not None and self.ep == 1:
             raise ValueError(f"receive_factor {self.receive_factor} has no effect with ep 1: leave it out")
         if self.hierarchical_ranks is not None:
             self._check_nodes(self.hierarchical_ranks)
         return self
+
+    def _check_stages(self) -> None:
+        if self.pp == 1:
+            for key, value in {
+                "schedule": self.schedule,
+                "chunks": self.chunks,
+                "stage_layers": self.stage_layers,
+            }.items():
+                if value != type(self).model_fields[key].default:
+                    raise ValueError(f"{key} {value!r} has no effect with pp 1: leave it out, or set pp")
+        if (self.schedule == "interleaved") != (self.chunks > 1):
+            raise ValueError(
+                f"schedule {self.schedule!r} with chunks {self.chunks}: 'interleaved' needs 2 chunks or more on each "
+                "stage, the others have 1"
+            )
+        if isinstance(self.stage_layers, tuple) and len(self.stage_layers) != self.pp * self.chunks:
+            raise ValueError(
+                f"stage_layers has {len(self.stage_layers)} numbers, pp {self.pp} x chunks {self.chunks} needs "
+                f"{self.pp * self.chunks}"
+            )
 
     def _check_nodes(self, ranks: int) -> None:
         """A node holds whole experts' ranks, more than one and not all of an expert-parallel group."""
@@ -101,8 +130,7 @@ def check_parallel(
 
     Raises ValueError with the dotted keys, their values and the nearest sizes that are possible.
     """
-    if parallel.pp > model.num_layers:
-        raise ValueError(f"parallel.pp {parallel.pp}: the model has {model.num_layers} layers (model.num_layers)")
+    _check_pipeline(parallel, model)
     if lora is not None:
         for axis in ("tp", "ep", "etp"):
             if (size := getattr(parallel, axis)) > 1:
@@ -119,6 +147,40 @@ def check_parallel(
     _refuse("tp", parallel.tp, lambda size: _against_tp(size, model, tokens))
     _refuse("ep", parallel.ep, lambda size: _against_ep(size, model))
     _refuse("etp", parallel.etp, lambda size: _against_etp(size, model))
+
+
+def _check_pipeline(parallel: ParallelConfig, model: ModelConfig) -> None:
+    """What of a model does not go through pipeline stages. Raises ValueError."""
+    if parallel.pp == 1:
+        return
+    parts = parallel.pp * parallel.chunks
+    if parts > model.num_layers:
+        chunks = f" x parallel.chunks {parallel.chunks}" if parallel.chunks > 1 else ""
+        raise ValueError(
+            f"parallel.pp {parallel.pp}{chunks}: the model has {model.num_layers} layers (model.num_layers), "
+            "each part needs one"
+        )
+    if isinstance(parallel.stage_layers, tuple) and (total := sum(parallel.stage_layers)) != model.num_layers:
+        raise ValueError(f"parallel.stage_layers add up to {total}, model.num_layers is {model.num_layers}")
+    if model.moe is not None and model.moe.aux_loss_scope == "model" and model.moe.aux_loss_coef:
+        raise ValueError(
+            f"parallel.pp {parallel.pp} is impossible with model.moe.aux_loss_scope 'model', which takes all layers "
+            "together while stages run at different times: use 'batch' or 'sequence'"
+        )
+    if parallel.zero_stage < 2:
+        return
+    if parallel.chunks > 1:
+        raise ValueError(
+            f"parallel.zero_stage {parallel.zero_stage} is impossible with parallel.chunks {parallel.chunks}: "
+            "gradients of a micro-batch are reduced when those of the whole stage are there; use zero_stage 1"
+        )
+    if model.tie_embeddings or model.mtp is not None:
+        why = "model.tie_embeddings" if model.tie_embeddings else "model.mtp"
+        raise ValueError(
+            f"parallel.zero_stage {parallel.zero_stage} is impossible with parallel.pp {parallel.pp} and {why}: first "
+            "and last stage would wait for each other in every micro-batch to sum the embedding's gradient; use "
+            "zero_stage 1"
+        )
 
 
 def nearest_sizes(wanted: int, is_possible: Callable[[int], bool], most: int = MAX_RANKS) -> list[int]:

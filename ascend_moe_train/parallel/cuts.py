@@ -9,17 +9,24 @@ from types import MappingProxyType
 from typing import Literal
 
 from ascend_moe_train.model.config import ModelConfig
-from ascend_moe_train.parallel.mesh import STAGE_AXES
+from ascend_moe_train.parallel.mesh import STAGE_AXES, Mesh
 
-Gradient = Literal["dense", "partial", "expert", "none"]
+Gradient = Literal["dense", "partial", "expert", "ends", "none"]
 
-# Over what a gradient is summed; buffers have none, and are the same on every rank of a stage.
+# Over what a gradient is summed; buffers have none, and are the same on every rank of a stage. `ends` are tensors that
+# the first and the last pipeline stage hold: of their groups, see `gradient_groups`.
 GROUP_AXES: Mapping[Gradient, tuple[str, ...]] = MappingProxyType(
-    {"dense": ("dp", "cp"), "partial": STAGE_AXES, "expert": ("edp",), "none": STAGE_AXES}
+    {
+        "dense": ("dp", "cp"),
+        "partial": STAGE_AXES,
+        "expert": ("edp",),
+        "ends": ("pp", "dp", "cp"),
+        "none": STAGE_AXES,
+    }
 )
 # Along what ranks outside that group hold other parts of a tensor, or the same if it is not cut there.
 OTHER_AXES: Mapping[Gradient, tuple[str, ...]] = MappingProxyType(
-    {"dense": ("tp",), "partial": (), "expert": ("ep", "etp"), "none": ()}
+    {"dense": ("tp",), "partial": (), "expert": ("ep", "etp"), "ends": ("tp",), "none": ()}
 )
 
 
@@ -98,6 +105,23 @@ ROWS = (
     Row("lora_a", "dense"),
     Row("lora_b", "dense"),
 )
+
+
+def gradient_group(gradient: Gradient, mesh: Mesh, rank: int) -> tuple[int, ...]:
+    """The ranks, ascending, over which a rank's gradients of a kind are summed: those along `GROUP_AXES`, of `ends`
+    only those of the same or the other end (of a stage between them, those of that stage)."""
+    group = mesh.group(GROUP_AXES[gradient], rank)
+    if gradient != "ends":
+        return group
+    ends = (0, mesh.pp - 1)
+    here = mesh.coordinates(rank).pp
+    wanted = ends if here in ends else (here,)
+    return tuple(member for member in group if mesh.coordinates(member).pp in wanted)
+
+
+def gradient_groups(gradient: Gradient, mesh: Mesh) -> list[tuple[int, ...]]:
+    """Every rank is in one of them; ascending by first rank."""
+    return sorted({gradient_group(gradient, mesh, rank) for rank in range(mesh.world_size)})
 
 
 def row_of(name: str) -> Row:

@@ -16,8 +16,9 @@ from ascend_moe_train.boxes import flat_boxes
 from ascend_moe_train.model.adapters import adapter_shapes
 from ascend_moe_train.model.config import LoraConfig, ModelConfig
 from ascend_moe_train.model.counts import buffer_shapes, parameter_shapes
-from ascend_moe_train.parallel.cuts import GROUP_AXES, OTHER_AXES, Cut, Gradient, Row, row_of, sections
+from ascend_moe_train.parallel.cuts import GROUP_AXES, OTHER_AXES, Cut, Gradient, Row, gradient_group, row_of, sections
 from ascend_moe_train.parallel.mesh import DENSE_AXES, EXPERT_AXES, Mesh
+from ascend_moe_train.parallel.stages import Stages
 
 Array = NDArray[Any]
 Intervals = tuple[tuple[int, int], ...]
@@ -92,16 +93,23 @@ class Placement:
 
 
 def placements(
-    model: ModelConfig, mesh: Mesh, rank: int, *, sequence_parallel: bool = False, lora: LoraConfig | None = None
+    model: ModelConfig,
+    mesh: Mesh,
+    rank: int,
+    *,
+    sequence_parallel: bool = False,
+    lora: LoraConfig | None = None,
+    stages: Stages | None = None,
 ) -> dict[str, Placement]:
     """Every weight, adapter and buffer of the model by name, as a rank holds it, in the order of the forward pass.
 
-    Every pipeline stage is taken to hold all of them. Raises ValueError for sizes that do not divide, which
-    `parallel.config.check_parallel` finds first.
+    Without `stages`, each rank is taken to be of a stage that holds all layers. Raises ValueError for sizes that do not
+    divide, which `parallel.config.check_parallel` finds first.
     """
     shapes = parameter_shapes(model) | (adapter_shapes(model, lora) if lora is not None else {}) | buffer_shapes(model)
     site = _Site(model=model, mesh=mesh, rank=rank, sequence_parallel=sequence_parallel)
-    return {name: site.place(row_of(name), shape) for name, shape in shapes.items()}
+    holders = {name: stages.holders(name) if stages is not None else None for name in shapes}
+    return {name: site.place(row_of(name), shape, holders[name]) for name, shape in shapes.items()}
 
 
 def repeat_groups(model: ModelConfig, mesh: Mesh) -> list[tuple[int, ...]]:
@@ -187,17 +195,20 @@ class _Site:
         self.between: Gradient = "partial" if sequence_parallel else "dense"
         here = mesh.coordinates(rank)
         self.place_along = {axis: getattr(here, axis) for axis in (*DENSE_AXES, *EXPERT_AXES)}
-        self.groups = {gradient: mesh.group(axes, rank) for gradient, axes in GROUP_AXES.items()}
+        self.groups = {gradient: gradient_group(gradient, mesh, rank) for gradient in GROUP_AXES}
         self.indices = {gradient: group.index(rank) for gradient, group in self.groups.items()}
 
-    def place(self, row: Row, shape: tuple[int, ...]) -> Placement:
-        """What the rank holds of one tensor."""
+    def place(self, row: Row, shape: tuple[int, ...], holders: tuple[int, ...] | None) -> Placement:
+        """What the rank holds of one tensor, which is on the stages `holders`, or on all."""
         gradient = self.between if row.gradient == "between" else row.gradient
         if gradient == "partial" and self.mesh.tp == 1:
             gradient = "dense"  # the same sum, so that they share its buckets
+        if holders is not None and len(holders) > 1:
+            gradient = "ends"
         dims = [self._pieces(cut, size) for cut, size in zip(row.cuts or (None,) * len(shape), shape, strict=True)]
         intervals = [_joined(pieces) for pieces in dims]
-        if row.only_first is not None and self.place_along[row.only_first]:
+        is_elsewhere = holders is not None and self.place_along["pp"] not in holders
+        if is_elsewhere or (row.only_first is not None and self.place_along[row.only_first]):
             intervals[0] = ()
         cut_along = {row.only_first, *(cut.axis for cut in row.cuts if cut is not None)}
         same = [axis for axis in OTHER_AXES[gradient] if axis not in cut_along]

@@ -23,7 +23,7 @@ from ascend_moe_train.optim.host_adamw import HostTensor
 from ascend_moe_train.optim.reduction import LocalReduction, Reduction
 from ascend_moe_train.parallel.buckets import CLASSES, Form, Share, share_of
 from ascend_moe_train.parallel.comm import Collectives, Comm, Tensor, Wire
-from ascend_moe_train.parallel.cuts import GROUP_AXES
+from ascend_moe_train.parallel.cuts import GROUP_AXES, gradient_groups
 from ascend_moe_train.parallel.gather import gather_on_use, gathered_names
 from ascend_moe_train.parallel.mesh import Mesh
 from ascend_moe_train.parallel.reduction import ShardedReduction
@@ -180,7 +180,7 @@ def _shares(
     """Of every weight that is here, in the order of their first use."""
     kinds = {placement.gradient for placement in placed.values()}
     groups = {
-        kind: collectives.split("_".join(GROUP_AXES[kind]), mesh.groups(GROUP_AXES[kind]))
+        kind: collectives.split(kind if kind == "ends" else "_".join(GROUP_AXES[kind]), gradient_groups(kind, mesh))
         for kind in CLASSES
         if kind in kinds
     }
@@ -223,11 +223,11 @@ def _own(share: Share, is_on_host: bool) -> Any:
 def _reduction(
     plan: ZeroPlan, kept: Mapping[str, Any], own: Mapping[str, Any], mesh: Mesh, collectives: Collectives
 ) -> Reduction:
-    """Cross entropy is a sum over data parallel ranks, equal inside of each; balance and z loss are equal on all; what
-    is dropped adds up."""
+    """Cross entropy is a sum over sequences and their parts, equal on tp ranks, and of the last stage; balance and z
+    loss are sums over stages, equal on all ranks of each; what is dropped adds up."""
     if mesh.world_size == 1:
         return LocalReduction()
-    of_loss, of_all = mesh.dp / mesh.world_size, 1 / mesh.world_size
+    of_loss, of_all = 1 / mesh.tp, mesh.pp / mesh.world_size
     in_parts = {i: share.name for i, share in enumerate(plan.trained) if share.form == "parts"}
     return ShardedReduction(
         plan,
