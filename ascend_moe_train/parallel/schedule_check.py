@@ -115,7 +115,7 @@ def _check_channels(actions: _Lists) -> None:
         for place, (comes, taken) in enumerate(zip_longest(arriving, received.get(channel, []))):
             if comes != taken:
                 raise ValueError(
-                    f"message {place} from stage {source} to {target}: it comes for {comes}, stage {target} is at {taken}"
+                    f"message {place} from stage {source} to {target}: for {comes}, but stage {target} is at {taken}"
                 )
 
 
