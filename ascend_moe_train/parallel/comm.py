@@ -111,7 +111,9 @@ class Comm(Protocol):
         """x of rank `root` (a place in the group); the others' x gives shape and dtype. Payload: x, on every rank."""
 
     def send(self, group: Group, x: Array, peer: int) -> None:
-        """To rank `peer` (a place in the group), which must `recv`. Payload: x."""
+        """To rank `peer` (a place in the group), which must `recv`; in order among messages of the same group name.
+        Does not wait for it, and x may be changed afterwards; but the process must not end before it is received (a
+        barrier after the `recv` is enough). Payload: x."""
 
     def recv(self, group: Group, shape: tuple[int, ...], dtype: Any, peer: int, out: Array | None = None) -> Array:
         """What rank `peer` (a place in the group) sends. Payload: 0."""

@@ -44,14 +44,16 @@ class MpiComm:
         world = MPI.COMM_WORLD
         self.rank: int = world.rank
         self.world = Group(name="world", ranks=tuple(range(world.size)), index=world.rank)
-        self._communicators = {self.world.ranks: world}
+        self._communicators = {(self.world.name, self.world.ranks): world}
         self._scratch = np.empty(0, np.uint8)
+        self._under_way: list[tuple[Any, Array]] = []
 
     def split(self, name: str, partition: Partition) -> Group:
         group = own_group(name, partition, self.rank, self.world.size)
-        if group.size > 1 and group.ranks not in self._communicators:
+        # one for each name, also of the same ranks: their messages must not overtake each other's
+        if group.size > 1 and (name, group.ranks) not in self._communicators:
             world = MPI.COMM_WORLD
-            self._communicators[group.ranks] = world.Create_group(world.group.Incl(list(group.ranks)))
+            self._communicators[name, group.ranks] = world.Create_group(world.group.Incl(list(group.ranks)))
         return group
 
     def all_reduce(
@@ -131,7 +133,10 @@ class MpiComm:
         return result
 
     def send(self, group: Group, x: Array, peer: int) -> None:
-        _await(self._of(group).Isend(_bytes(x), peer))
+        self._under_way = [each for each in self._under_way if not each[0].Test()]
+        # the peer reads it when it comes to it, and x may be another tensor's memory by then
+        kept = np.array(_bytes(x))
+        self._under_way.append((self._of(group).Isend(kept, peer), kept))
 
     def recv(self, group: Group, shape: tuple[int, ...], dtype: Any, peer: int, out: Array | None = None) -> Array:
         result = np.empty(shape, dtype) if out is None else out
@@ -153,9 +158,9 @@ class MpiComm:
             getattr(communicator, name.capitalize())(*messages)
 
     def _of(self, group: Group) -> Any:
-        if group.ranks not in self._communicators:
+        if (group.name, group.ranks) not in self._communicators:
             raise CommError(f"group {group.name!r} of ranks {list(group.ranks)} was not made by split")
-        return self._communicators[group.ranks]
+        return self._communicators[group.name, group.ranks]
 
     def _reduce_small(self, group: Group, sent: Array, how: How, target: Array) -> None:
         received = np.empty((group.size, sent.size), sent.dtype)

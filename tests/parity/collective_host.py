@@ -18,6 +18,9 @@ from tests.parity.collective_cases import (
     rows_of,
 )
 
+# elements; MPI sends small messages at once and large ones when they are wanted
+MESSAGE_SIZES = (1, 300_000, 2, 1_000_000)
+
 
 def make_groups(split: Any, n: int, names: list[str]) -> dict[str, Group]:
     """Groups of the cases, by name."""
@@ -49,13 +52,11 @@ def called(comm: Comm, case: Case, group: Group, x: Array) -> Array:
 
 
 def _around_the_ring(comm: Comm, group: Group, x: Array) -> Array:
-    previous, following = (group.index - 1) % group.size, (group.index + 1) % group.size
-    if group.index % 2 == 0:
-        comm.send(group, x, following)
-        return comm.recv(group, x.shape, x.dtype, previous)
-    received = comm.recv(group, x.shape, x.dtype, previous)
-    comm.send(group, x, following)
-    return received
+    """All send first, which ends only if sends do not wait; and what is sent may change at once."""
+    sent = x.copy()
+    comm.send(group, sent, (group.index + 1) % group.size)
+    sent[...] = 0
+    return comm.recv(group, x.shape, x.dtype, (group.index - 1) % group.size)
 
 
 def host_results(inner: Comm) -> dict[str, Any]:
@@ -87,8 +88,25 @@ def compared(case: Case, found: Array, n: int, rank: int, tolerance: float = 0.0
     return [] if is_right else [f"{case.name}: {found.ravel()[:9]}, not {expected.ravel()[:9]}"]
 
 
+def mixed_messages(comm: Comm) -> list[str]:
+    """What is wrong with messages that are received in another order than sent, but for those of one group."""
+    n, rank = comm.world.size, comm.rank
+    up, down = (comm.split(name, [tuple(range(n))]) for name in ("up", "down"))
+    expected = [(group, np.full(size, number)) for group in (up, down) for number, size in enumerate(MESSAGE_SIZES)]
+    for group, x in expected:
+        comm.send(group, x, (rank + 1) % n)
+    wrong = []
+    for group, x in sorted(expected, key=lambda each: each[0].name):
+        found = comm.recv(group, x.shape, x.dtype, (rank - 1) % n)
+        if not np.array_equal(found, x):
+            wrong.append(f"{group.name}: {found[:1]} of {found.size}, not {x[:1]} of {x.size}")
+    comm.barrier(comm.world)
+    return wrong
+
+
 def mpi_host(argument: Any) -> dict[str, Any]:
     """On an MPI rank."""
     from ascend_moe_train.parallel.mpi import MpiComm
 
-    return host_results(MpiComm())
+    comm = MpiComm()
+    return {"wrong": host_results(comm)["wrong"] + mixed_messages(comm)}
