@@ -8,11 +8,10 @@ channels, each in order. Inside one stage, which happens with a single one, noth
 `schedule_check` proves the lists, `timeline` says how long they take, `drive` does them.
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
 SCHEDULES: tuple[ScheduleName, ...] = get_args(ScheduleName)
@@ -34,12 +33,12 @@ class Kind(StrEnum):
 
 COMPUTE = frozenset({Kind.FORWARD, Kind.BACKWARD, Kind.WEIGHT})
 SENDS = frozenset({Kind.SEND_FORWARD, Kind.SEND_BACKWARD})
+SENT_BY = {Kind.RECV_FORWARD: Kind.SEND_FORWARD, Kind.RECV_BACKWARD: Kind.SEND_BACKWARD}
 # +1: the peer is the next stage; -1: the previous one
 _PEER = {Kind.SEND_FORWARD: 1, Kind.RECV_FORWARD: -1, Kind.SEND_BACKWARD: -1, Kind.RECV_BACKWARD: 1}
 
 
-@dataclass(frozen=True)
-class Action:
+class Action(NamedTuple):
     """One entry of a stage's list. `chunk` is this stage's: the one whose output is sent or whose input is received."""
 
     kind: Kind
@@ -51,6 +50,8 @@ class Action:
 
 
 Actions = tuple[Action, ...]
+Channel = tuple[int, int, Kind]
+"""From stage, to stage, and as what it is sent."""
 _Pass = tuple[int, int]  # micro-batch and chunk
 
 
@@ -117,6 +118,46 @@ def messages(stage: int, num_stages: int, chunks: int, chunk: int) -> tuple[bool
     return num_stages > 1 and piece > 0, num_stages > 1 and piece < chunks * num_stages - 1
 
 
+def channels(stage: int, num_stages: int) -> dict[Kind, Channel]:
+    """Where the sends of a stage put their messages, and its receives take them."""
+    sent = {kind: (stage, peer(kind, stage, num_stages), kind) for kind in SENDS}
+    return {**sent, **{kind: (peer(kind, stage, num_stages), stage, by) for kind, by in SENT_BY.items()}}
+
+
+def walk(actions: Sequence[Sequence[Action]], room: int | None = None) -> Iterator[tuple[int, Action]]:
+    """(stage, action) of all lists in an order in which they can be done: each stage goes on as far as it can.
+
+    With `room` a send waits while its channel holds so many messages. What a stage can do does not depend on which
+    stage goes on first, so if one order comes to the end, all do. Raises ValueError, naming what each stage waits at,
+    if they wait for each other.
+    """
+    num_stages = len(actions)
+    ways = [channels(stage, num_stages) for stage in range(num_stages)]
+    places = [0] * num_stages
+    waiting: dict[Channel, int] = {}
+    ready = deque(range(num_stages))
+    while ready:
+        stage = ready.popleft()
+        listed = actions[stage]
+        while places[stage] < len(listed):
+            each = listed[places[stage]]
+            if (way := ways[stage].get(each.kind)) is not None:
+                held_up, is_send = waiting.get(way, 0), each.kind in SENDS
+                if held_up == (room if is_send else 0):
+                    break
+                waiting[way] = held_up + (1 if is_send else -1)
+                ready.append(way[1] if is_send else way[0])
+            places[stage] += 1
+            yield stage, each
+    stuck = [
+        f"stage {stage} at {listed[place]}"
+        for stage, (listed, place) in enumerate(zip(actions, places, strict=True))
+        if place < len(listed)
+    ]
+    if stuck:
+        raise ValueError(f"the stages wait for each other: {'; '.join(stuck)}")
+
+
 def _most_alive(actions: Iterable[Action], last: Kind) -> int:
     alive = most = 0
     for action in actions:
@@ -157,16 +198,16 @@ def _orders(num_stages: int, num_micro: int, chunks: int) -> tuple[list[_Pass], 
 def _paired(forwards: Sequence[_Pass], backwards: Sequence[_Pass], warm_up: int, delay: int | None) -> Iterator[Action]:
     """`warm_up` forward passes, then forward and backward in turn, then what is left of backward passes. With a
     `delay` the weights' gradients are so many backward passes late."""
-    yield from (action(Kind.FORWARD, *each) for each in forwards[:warm_up])
+    yield from (Action(Kind.FORWARD, *each) for each in forwards[:warm_up])
     waiting = list(backwards)
     for index, each in enumerate(backwards):
         if index + warm_up < len(forwards):
-            yield action(Kind.FORWARD, *forwards[index + warm_up])
-        yield action(Kind.BACKWARD, *each)
+            yield Action(Kind.FORWARD, *forwards[index + warm_up])
+        yield Action(Kind.BACKWARD, *each)
         if delay is not None and index >= delay:
-            yield action(Kind.WEIGHT, *waiting.pop(0))
+            yield Action(Kind.WEIGHT, *waiting.pop(0))
     if delay is not None:
-        yield from (action(Kind.WEIGHT, *each) for each in waiting)
+        yield from (Action(Kind.WEIGHT, *each) for each in waiting)
 
 
 def _with_messages(computed: Iterable[Action], stage: int, num_stages: int, chunks: int) -> Iterator[Action]:
@@ -180,13 +221,7 @@ def _with_messages(computed: Iterable[Action], stage: int, num_stages: int, chun
             continue
         source, recv, target, send = around[each.kind]
         if both[each.chunk][source]:
-            yield action(recv, each.micro, each.chunk)
+            yield Action(recv, each.micro, each.chunk)
         yield each
         if both[each.chunk][target]:
-            yield action(send, each.micro, each.chunk)
-
-
-@lru_cache(maxsize=1 << 14)
-def action(kind: Kind, micro: int, chunk: int) -> Action:
-    """The same object for the same action: lists have many in common."""
-    return Action(kind, micro, chunk)
+            yield Action(send, each.micro, each.chunk)

@@ -4,10 +4,19 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from ascend_moe_train.parallel.schedule import SENDS, Action, Kind, in_flight, messages, peer
+from ascend_moe_train.parallel.schedule import (
+    SENDS,
+    SENT_BY,
+    Action,
+    Channel,
+    Kind,
+    channels,
+    in_flight,
+    messages,
+    walk,
+)
 
 _Lists = Sequence[Sequence[Action]]
-_RECEIVED = {Kind.RECV_FORWARD: Kind.SEND_FORWARD, Kind.RECV_BACKWARD: Kind.SEND_BACKWARD}
 # the message's other end: what is sent is received by, and how many pieces of the model further
 _SENT = {Kind.SEND_FORWARD: (Kind.RECV_FORWARD, 1), Kind.SEND_BACKWARD: (Kind.RECV_BACKWARD, -1)}
 _NEEDS = {
@@ -15,7 +24,6 @@ _NEEDS = {
     Kind.SEND_BACKWARD: Kind.BACKWARD,
     Kind.WEIGHT: Kind.BACKWARD,
 }
-_Channel = tuple[int, int, Kind]  # from stage, to stage, what is sent
 
 
 def check(actions: _Lists, num_micro: int, chunks: int = 1, bounds: Sequence[int] | None = None) -> None:
@@ -32,7 +40,7 @@ def check(actions: _Lists, num_micro: int, chunks: int = 1, bounds: Sequence[int
         _check_whole(stage, listed, len(actions), num_micro, chunks)
         _check_order(stage, listed, len(actions), chunks)
     _check_channels(actions)
-    _check_progress(actions)
+    deque(walk(actions, room=1), maxlen=0)
     for stage, (listed, bound) in enumerate(zip(actions, bounds or [], strict=bounds is not None)):
         if (found := in_flight(listed)) > bound:
             raise ValueError(f"stage {stage}: {found} in flight, at most {bound} may be")
@@ -73,7 +81,7 @@ def _needed(each: Action, stage: int, num_stages: int, chunks: int) -> list[Acti
     kind, micro, chunk = each.kind, each.micro, each.chunk
     if kind in _NEEDS:
         return [Action(_NEEDS[kind], micro, chunk)]
-    if kind in _RECEIVED:
+    if kind in SENT_BY:
         return []
     has_source, has_target = messages(stage, num_stages, chunks, chunk)
     if kind is Kind.FORWARD:
@@ -95,53 +103,21 @@ def _arriving(sent: Action, stage: int, num_stages: int) -> Action:
     return Action(kind, sent.micro, piece // num_stages)
 
 
-def _channel(each: Action, stage: int, num_stages: int) -> _Channel:
-    other = peer(each.kind, stage, num_stages)
-    return (stage, other, each.kind) if each.kind in SENDS else (other, stage, _RECEIVED[each.kind])
-
-
 def _check_channels(actions: _Lists) -> None:
     num_stages = len(actions)
-    sent: dict[_Channel, list[Action]] = {}
-    received: dict[_Channel, list[Action]] = {}
+    sent: dict[Channel, list[Action]] = {}
+    received: dict[Channel, list[Action]] = {}
     for stage, listed in enumerate(actions):
+        ways = channels(stage, num_stages)
         for each in listed:
             if each.kind in SENDS:
-                sent.setdefault(_channel(each, stage, num_stages), []).append(_arriving(each, stage, num_stages))
-            elif each.kind in _RECEIVED:
-                received.setdefault(_channel(each, stage, num_stages), []).append(each)
-    for channel, arriving in sent.items():
-        source, target, _ = channel
-        for place, (comes, taken) in enumerate(zip_longest(arriving, received.get(channel, []))):
+                sent.setdefault(ways[each.kind], []).append(_arriving(each, stage, num_stages))
+            elif each.kind in SENT_BY:
+                received.setdefault(ways[each.kind], []).append(each)
+    for way, arriving in sent.items():
+        source, target, _ = way
+        for place, (comes, taken) in enumerate(zip_longest(arriving, received.get(way, []))):
             if comes != taken:
                 raise ValueError(
                     f"message {place} from stage {source} to {target}: for {comes}, but stage {target} is at {taken}"
                 )
-
-
-def _check_progress(actions: _Lists) -> None:
-    """Does the lists, as far as they go. What a stage can do is not changed by what others do first, so one order
-    stands for all."""
-    num_stages = len(actions)
-    places = [0] * num_stages
-    full: set[_Channel] = set()
-    ready = deque(range(num_stages))
-    while ready:
-        stage = ready.popleft()
-        listed = actions[stage]
-        while places[stage] < len(listed):
-            each = listed[places[stage]]
-            if each.kind in SENDS or each.kind in _RECEIVED:
-                channel = _channel(each, stage, num_stages)
-                if (channel in full) == (each.kind in SENDS):
-                    break
-                full ^= {channel}
-                ready.append(channel[1] if each.kind in SENDS else channel[0])
-            places[stage] += 1
-    stuck = [
-        f"stage {stage} before {listed[place]}"
-        for stage, (listed, place) in enumerate(zip(actions, places, strict=True))
-        if place < len(listed)
-    ]
-    if stuck:
-        raise ValueError(f"the stages wait for each other: {'; '.join(stuck)}")
