@@ -187,13 +187,14 @@ def gather_on_use(
 
 
 def _gathered(model: Transformer) -> list[tuple[str, Any, str]]:
-    """(place, cell, attribute) of each weight that can be in parts only."""
+    """(place, cell, attribute) of each weight that is here and can be in parts only."""
     return [
         (place, cell, attribute)
         for place, cell in model.cells_and_names()
         for kind, attributes in GATHERED.items()
         if isinstance(cell, kind)
         for attribute in attributes
+        if hasattr(cell, attribute)
     ]
 
 

@@ -53,9 +53,19 @@ class Stages:
         number = int(layer[1])
         return next((v % self.num_stages,) for v, (first, stop) in enumerate(self.bounds) if first <= number < stop)
 
-    def moe_rows(self, model: ModelConfig, stage: int) -> list[int]:
-        """Which of the model's layers of experts a stage holds, chunk after chunk, counted from the first of them."""
-        return [row for row, prefix in enumerate(moe_layers(model)) if self.holders(prefix) == (stage,)]
+    def chunk_of(self, name: str, stage: int) -> int:
+        """Which chunk of a stage that holds a tensor has it."""
+        layer = _LAYER.match(name)
+        if layer is None:
+            return 0 if name.startswith("embed.") and stage == 0 else self.chunks - 1
+        number = int(layer[1])
+        return next(v // self.num_stages for v, (first, stop) in enumerate(self.bounds) if first <= number < stop)
+
+    def moe_rows(self, model: ModelConfig, stage: int) -> tuple[tuple[int, ...], ...]:
+        """Which of the model's layers of experts each chunk of a stage holds, counted from the first of them."""
+        prefixes = enumerate(moe_layers(model))
+        found = [(row, self.chunk_of(prefix, stage)) for row, prefix in prefixes if self.holders(prefix) == (stage,)]
+        return tuple(tuple(row for row, place in found if place == chunk) for chunk in range(self.chunks))
 
 
 def stages_of(config: RunConfig) -> Stages:

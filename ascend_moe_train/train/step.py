@@ -5,7 +5,8 @@ Shape letters: see model/kernels/protocol.py. What a graph hands out as `figures
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import mindspore as ms
 import numpy as np
@@ -20,6 +21,8 @@ from ascend_moe_train.optim.host_adamw import HostAdamW
 from ascend_moe_train.optim.reduction import LocalReduction, Reduction
 
 Tensor = Any
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+"""tokens, targets, segments and positions of a micro-batch, loss weights, noise seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +104,8 @@ class _Accumulate(nn.Cell):
         super().__init__()
         self.gradients, self.reduction, self.sums = gradients, reduction, sums
 
-    def construct(self, control: Tensor, *inputs: Tensor) -> Any:
-        figures, counts_LE, grads = self.gradients(control[3], *inputs)
+    def construct(self, scale: Tensor, *inputs: Tensor) -> Any:
+        figures, counts_LE, grads = self.gradients(scale, *inputs)
         grads = self.reduction.of_micro(grads)
         done = [ops.assign_add(self.sums[i], grads[i]) for i in range(len(grads))]
         return ops.depend(figures, done), counts_LE
@@ -136,12 +139,34 @@ class _UpdateFromSums(nn.Cell):
         return self.clear(ops.depend(result[0], result)), *result[1:]
 
 
+class Passes(Protocol):
+    """Forward and backward passes of a step, which leave the sums of its gradients."""
+
+    def __call__(self, micros: Sequence[Inputs], scale: Tensor) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """-> figures (5,) and counts_LE, summed over the micro-batches."""
+
+
+class _OneByOne:
+    """One micro-batch after the other."""
+
+    def __init__(self, gradients: _Gradients, reduction: Reduction, sums: Any) -> None:
+        self._accumulate = _Accumulate(gradients, reduction, sums)
+
+    def __call__(self, micros: Sequence[Inputs], scale: Tensor) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """See Passes."""
+        found = [tuple(x.asnumpy() for x in self._accumulate(scale, *inputs)) for inputs in micros]
+        figures = np.sum([each for each, _ in found], axis=0, dtype=np.float32)
+        return figures, np.sum([counts for _, counts in found], axis=0, dtype=np.int64)
+
+
 class TrainStep:
     """Runs one optimizer step over `num_micro` micro-batches.
 
     `differentiated` are what gradients are taken of, `summed` what the sums of several micro-batches look like, `names`
     whose squares there are; all are the optimizer's weights unless a reduction says otherwise. `total_of` adds a count
-    up over all that train. `refill` brings the weights of an optimizer on the host to the model.
+    up over all that train. `own` is what of a batch is this process's. `refill` brings the weights of an optimizer on
+    the host to the model. `make_passes` makes other passes than one micro-batch after the other through the whole
+    model, from the sums; `moe_rows` are then the layers of experts that are here.
     """
 
     def __init__(
@@ -155,18 +180,23 @@ class TrainStep:
         summed: Sequence[Any] | None = None,
         names: Sequence[str] | None = None,
         total_of: Callable[[int], int] = int,
+        own: Callable[[Batch], Batch] | None = None,
         refill: Callable[[], None] | None = None,
+        make_passes: Callable[[Any], Passes] | None = None,
+        moe_rows: Sequence[int] | None = None,
     ) -> None:
-        self._optimizer, self._refill = optimizer, refill
+        self._optimizer, self._refill, self._own = optimizer, refill, own
         self._names = names or optimizer.names
         self.num_micro, self._total_of = num_micro, total_of
         self._num_moe_layers = model.num_moe_layers
+        self._moe_rows = list(range(model.num_moe_layers)) if moe_rows is None else list(moe_rows)
         rate = model.balance_bias_rate if model.buffers() else None
         self._balance = None if rate is None else BalanceBiases(model.buffers(), rate)
         reduction = LocalReduction() if reduction is None else reduction
-        gradients = _Gradients(model, ms.ParameterTuple(list(differentiated or optimizer.weights)))
         update = _Update(model, optimizer, reduction)
-        if num_micro == 1:
+        gradients = _Gradients(model, ms.ParameterTuple(list(differentiated or optimizer.weights)))
+        self._whole: _WholeStep | None = None
+        if make_passes is None and num_micro == 1:
             self._whole = _WholeStep(gradients, update)
             return
         self.sums = ms.ParameterTuple(
@@ -175,7 +205,9 @@ class TrainStep:
                 for i, p in enumerate(summed or optimizer.weights)
             ]
         )
-        self._accumulate = _Accumulate(gradients, reduction, self.sums)
+        if make_passes is None:
+            make_passes = partial(_OneByOne, gradients, reduction)
+        self._passes = make_passes(self.sums)
         self._clear = _Clear(self.sums)
         self._update = _UpdateFromSums(update, self.sums, self._clear)
 
@@ -184,27 +216,26 @@ class TrainStep:
         counted = max(1, self._total_of(int((batch.targets_BS >= 0).sum())))
         weight = ms.Tensor(np.array([1.0 / counted, 1.0 / self.num_micro], np.float32))
         control_5 = ms.Tensor(control.astype(np.float32))
-        if self.num_micro == 1:
-            counts_LE, update = self._whole(control_5, *batch_tensors(batch), weight, _seed(noise_seed, 0))
-            return self._result(counts_LE.asnumpy(), update, control)
-        per_micro = []
+        batch = batch if self._own is None else self._own(batch)
         size = batch.tokens_BS.shape[0] // self.num_micro
-        for i in range(self.num_micro):
-            micro = batch_tensors(batch, slice(i * size, (i + 1) * size))
-            figures, counts_LE = self._accumulate(control_5, *micro, weight, _seed(noise_seed, i))
-            per_micro.append((figures.asnumpy(), counts_LE.asnumpy()))
-        figures_sum = np.sum([figures for figures, _ in per_micro], axis=0, dtype=np.float32)
-        counts_sum = np.sum([counts for _, counts in per_micro], axis=0)
-        return self._result(counts_sum, self._update(ms.Tensor(figures_sum), control_5), control)
+        micros: list[Inputs] = [
+            (*batch_tensors(batch, slice(i * size, (i + 1) * size)), weight, _seed(noise_seed, i))
+            for i in range(self.num_micro)
+        ]
+        if self._whole is not None:
+            counts_LE, update = self._whole(control_5, *micros[0])
+            return self._result(counts_LE.asnumpy(), update, control)
+        figures, counts_sum = self._passes(micros, ms.Tensor(control[3:4].astype(np.float32)))
+        return self._result(counts_sum, self._update(ms.Tensor(figures), control_5), control)
 
     def _result(
-        self, counts_LE: NDArray[np.int32], update: tuple[Tensor, ...], control: NDArray[np.float64]
+        self, counts_LE: NDArray[Any], update: tuple[Tensor, ...], control: NDArray[np.float64]
     ) -> StepResult:
         figures, total, norm, applied, square_P = (x.asnumpy() for x in update[:5])
         if isinstance(self._optimizer, HostAdamW):
             self._update_on_host(self._optimizer, update[5:], norm, applied, control)
         if self._balance is not None:
-            self._balance(ms.Tensor(counts_LE.astype(np.int32)), update[3])
+            self._balance(ms.Tensor(counts_LE[self._moe_rows].astype(np.int32)), update[3])
         return StepResult(
             loss=float(figures[0]),
             mtp_loss=float(figures[1]),
@@ -230,10 +261,13 @@ class TrainStep:
             self._clear(ms.Tensor(applied)).asnumpy()
 
 
-def batch_tensors(batch: Batch, rows: slice = slice(None)) -> tuple[Tensor, ...]:
+def batch_tensors(batch: Batch, rows: slice = slice(None)) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """tokens, targets, segments and positions of some sequences, for the graph."""
-    parts = (batch.tokens_BS, batch.targets_BS, batch.segment_BS, batch.position_BS)
-    return tuple(ms.Tensor(np.ascontiguousarray(part[rows])) for part in parts)
+    tokens, targets, segment, position = (
+        ms.Tensor(np.ascontiguousarray(part[rows]))
+        for part in (batch.tokens_BS, batch.targets_BS, batch.segment_BS, batch.position_BS)
+    )
+    return tokens, targets, segment, position
 
 
 def _seed(noise_seed: int, micro: int) -> Tensor:

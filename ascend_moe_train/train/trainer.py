@@ -21,14 +21,15 @@ from ascend_moe_train.optim.lr import learning_rate
 from ascend_moe_train.optim.scaling import LossScale
 from ascend_moe_train.parallel.apply import parallelize, placed_by
 from ascend_moe_train.parallel.host_ops import HostOps
-from ascend_moe_train.parallel.mesh import num_micro
+from ascend_moe_train.parallel.pipeline import site_of
+from ascend_moe_train.train.building import make_step
 from ascend_moe_train.train.guard import find_origin, remember_loss, spike_limit
 from ascend_moe_train.train.metrics import Smoother, StepMeter, StepRecord
 from ascend_moe_train.train.persist import Tensors, restore
 from ascend_moe_train.train.ranks import Ranks
 from ascend_moe_train.train.session import build_model
 from ascend_moe_train.train.state import TrainingState
-from ascend_moe_train.train.step import StepResult, TrainStep
+from ascend_moe_train.train.step import StepResult
 from ascend_moe_train.train.stop import StopRequest
 
 
@@ -71,17 +72,8 @@ class Trainer:
         self.state, self.origin = restore(self.checkpoints, config, self.tensors, ranks, start, note)
         if self.state.step == 0:
             self.state = self.state.model_copy(update={"loss_scale": LossScale(scale=self._first_scale())})
-        self._step = TrainStep(
-            self.model,
-            self.optimizer,
-            num_micro(config.batch, ranks.mesh),
-            reduction=self.sharded.reduction,
-            differentiated=self.sharded.differentiated,
-            summed=self.sharded.summed,
-            names=self.sharded.names,
-            total_of=lambda count: int(ranks.total([count])[0]),
-            refill=self.sharded.refill,
-        )
+        self.site = site_of(config, ranks.mesh, ranks.comm) if ranks.mesh.pp > 1 else None
+        self._step = make_step(config, ranks.mesh, ranks.comm, self.model, self.sharded, self.optimizer, self.site)
         self._has_run = False
 
     @property

@@ -49,7 +49,12 @@ DEEPSEEK = {
         "jitter": 0.1,
     },
 }
-MODELS = {"mixtral": MIXTRAL, "deepseek": DEEPSEEK}
+MODELS: dict[str, dict[str, Any]] = {"mixtral": MIXTRAL, "deepseek": DEEPSEEK}
+# the same with as many layers as pipelines need, the second with multi-token prediction
+DEEP: dict[str, dict[str, Any]] = {
+    "deep mixtral": {**MIXTRAL, "num_layers": 4, "tie_embeddings": True},
+    "deep deepseek": {**DEEPSEEK, "num_layers": 4, "mtp": {"depth": 1, "loss_coef": 0.3}},
+}
 MODES: dict[str, dict[str, Any]] = {
     "dropless": {},
     # under 1, so that some are dropped whatever the routing
@@ -74,6 +79,15 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "tp2 x ep2": (2, {"tp": 2, "ep": 2}),
     "etp2 x ep2": (4, {"etp": 2, "ep": 2}),
     "dp2 x tp2 x ep2": (8, {"tp": 2, "ep": 2}),
+    "pp2": (2, {"pp": 2}),
+    "pp4": (4, {"pp": 4}),
+    "pp2 x 2 chunks": (2, {"pp": 2, "schedule": "interleaved", "chunks": 2}),
+    "pp2 zero bubble": (2, {"pp": 2, "schedule": "zero_bubble"}),
+    "pp4 zero bubble": (4, {"pp": 4, "schedule": "zero_bubble"}),
+    "pp2 gpipe": (2, {"pp": 2, "schedule": "gpipe", "stage_layers": "cost"}),
+    "pp2 x ep2": (4, {"pp": 2, "ep": 2, "zero_stage": 1}),
+    "pp2 x tp2 x ep2": (4, {"pp": 2, "tp": 2, "ep": 2, "sequence_parallel": True}),
+    "pp2 x tp2 x dp2": (8, {"pp": 2, "tp": 2, "stage_layers": [1, 3]}),
     # beyond what was asked for: everything at once
     "tp2+sp x ep2 x etp2 zero3": (4, {"tp": 2, "sequence_parallel": True, "ep": 2, "etp": 2, "zero_stage": 3}),
     "tp4 x ep4 in nodes of 2, zero2": (4, {"tp": 4, "ep": 4, "hierarchical_ranks": 2, "zero_stage": 2}),
@@ -106,7 +120,7 @@ class Case:
 
     def run(self) -> RunConfig:
         """The run file that a user would write."""
-        model = MODELS[self.model]
+        model = (MODELS | DEEP)[self.model]
         parallel = LAYOUTS[self.layout][1] if self.layout is not None else {}
         axes = {axis: parallel.get(axis, 1) for axis in ("tp", "pp", "cp")}
         dp = self.num_ranks // (axes["tp"] * axes["pp"] * axes["cp"])
@@ -129,11 +143,16 @@ class Case:
         )
 
 
+def models_of(layout: str) -> dict[str, dict[str, Any]]:
+    """Those that have enough layers."""
+    return DEEP if LAYOUTS[layout][1].get("pp", 1) > 1 else MODELS
+
+
 def some_cases() -> list[Case]:
     """Every layout once, models, modes and accumulation in turn."""
     found = []
     for number, layout in enumerate(LAYOUTS):
-        model, mode = tuple(MODELS)[number % 2], tuple(MODES)[number // 2 % 2]
+        model, mode = tuple(models_of(layout))[number % 2], tuple(MODES)[number // 2 % 2]
         found.append(Case(layout=layout, model=model, mode=mode, num_micro=1 + number // 4 % 2))
     return found
 
@@ -141,7 +160,7 @@ def some_cases() -> list[Case]:
 def all_cases() -> Iterator[Case]:
     """Every layout with each model and mode, with and without accumulation."""
     for layout in LAYOUTS:
-        for model, mode, num_micro in product(MODELS, MODES, (1, 2)):
+        for model, mode, num_micro in product(models_of(layout), MODES, (1, 2)):
             yield Case(layout=layout, model=model, mode=mode, num_micro=num_micro)
 
 

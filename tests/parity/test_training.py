@@ -64,13 +64,15 @@ def assert_equal_to_one_process(case: Case, by_rank: Sequence[Mapping[str, Any]]
 
 
 def assert_same_order(case: Case, by_rank: Sequence[Mapping[str, Any]]) -> None:
-    """Ranks of a group call the same verbs on it in the same order, in every step after the first alike."""
-    orders: dict[tuple[str, int], list[Any]] = defaultdict(list)
-    for result in by_rank:
+    """Ranks of a stage call the same verbs on their groups in the same order, in every step after the first alike."""
+    mesh = mesh_of(case.run(), len(by_rank))
+    orders: dict[int, list[Any]] = defaultdict(list)
+    for rank, result in enumerate(by_rank):
         verbs = [[(verb, group) for verb, group, _ in calls] for calls in result["calls"]]
         assert verbs[1:] == verbs[1:2] * (STEPS - 1), case.name
-        orders["all", 0].append(verbs[1])
-    assert all(order == orders["all", 0][0] for order in orders["all", 0]), case.name
+        orders[mesh.coordinates(rank).pp].append(verbs[1])
+    for of_stage in orders.values():
+        assert all(order == of_stage[0] for order in of_stage), case.name
 
 
 def assert_payloads_are_as_computed(case: Case, by_rank: Sequence[Mapping[str, Any]]) -> None:

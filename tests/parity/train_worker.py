@@ -16,10 +16,11 @@ from ascend_moe_train.parallel.apply import parallelize, placed_by
 from ascend_moe_train.parallel.comm import Comm, LocalComm, RecordingComm
 from ascend_moe_train.parallel.host_ops import HostOps
 from ascend_moe_train.parallel.mesh import Mesh, mesh_of, num_micro
+from ascend_moe_train.parallel.pipeline import site_of
 from ascend_moe_train.parallel.zero_costs import zero_traffic
+from ascend_moe_train.train.building import make_step
 from ascend_moe_train.train.persist import Tensors
 from ascend_moe_train.train.session import build_model
-from ascend_moe_train.train.step import TrainStep
 from tests.parity.layouts import STEPS, Case, global_batch
 
 Pieces = dict[str, list[dict[str, Any]]]
@@ -47,16 +48,8 @@ def train(case: Case, comm: Comm | None = None) -> dict[str, Any]:
     optimizer = AdamW(sharded.weights, config.optim, kernels, sharded.num_dims)
     tensors = Tensors(config, placed_by(config, mesh, recording.rank), model, sharded, optimizer)
     tensors.fill_first(None, {})
-    step = TrainStep(
-        model,
-        optimizer,
-        num_micro(config.batch, mesh),
-        reduction=sharded.reduction,
-        differentiated=sharded.differentiated,
-        summed=sharded.summed,
-        names=sharded.names,
-        total_of=lambda count: int(inner.all_reduce(data, np.array([count]))[0]),
-    )
+    site = site_of(config, mesh, recording) if mesh.pp > 1 else None
+    step = make_step(config, mesh, inner, model, sharded, optimizer, site)
     figures, pieces, calls = [], {}, []
     for number in range(STEPS):
         recording.calls.clear()

@@ -1,0 +1,303 @@
+"""Pipeline stages: a rank's chunks of the model as compiled passes, driven by the lists of `schedule`.
+
+A chunk keeps of a micro-batch its input only. The backward pass is one graph: the chunk's forward pass again, then its
+gradients (full recomputation of Chen et al., 2016, with the stage's input as checkpoint). The last chunk, whose
+backward pass follows at once, has no forward pass of its own. Shape letters: see model/kernels/protocol.py.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import nn, ops
+from numpy.typing import NDArray
+
+from ascend_moe_train.config import RunConfig
+from ascend_moe_train.model.counts import moe_layers
+from ascend_moe_train.model.transformer import Transformer
+from ascend_moe_train.optim.reduction import Reduction
+from ascend_moe_train.parallel.comm import Comm, Group, Tensor
+from ascend_moe_train.parallel.drive import run
+from ascend_moe_train.parallel.mesh import Mesh
+from ascend_moe_train.parallel.schedule import schedule
+from ascend_moe_train.parallel.stages import Stages, stages_of
+
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+"""tokens, targets, segments and positions of a micro-batch, loss weights, noise seed."""
+
+_Key = tuple[int, int]  # micro-batch and chunk
+
+
+class Chunk(nn.Cell):
+    """Some layers with what comes before the first and after the last of the model: (x_TD, inputs) -> (x_TD, total loss
+    (1,), figures (5,), counts_LE); see `Transformer.losses`. The first chunk takes no notice of x_TD."""
+
+    def __init__(self, model: Transformer, layers: tuple[int, int], *, is_first: bool, is_last: bool) -> None:
+        super().__init__()
+        self.model, self.is_first, self.is_last = model, is_first, is_last
+        self.first, self.stop = layers
+
+    def through(self, x_TD: Tensor, tokens: Tensor, segment: Tensor, position: Tensor, seed: Tensor) -> Any:
+        """The layers alone."""
+        if self.is_first:
+            x_TD = self.model.embedded(tokens)
+        return self.model.through(x_TD, self.first, self.stop, segment, position, seed)
+
+    def construct(
+        self,
+        x_TD: Tensor,
+        tokens: Tensor,
+        targets: Tensor,
+        segment: Tensor,
+        position: Tensor,
+        loss_weight: Tensor,
+        seed: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        x_TD, routed, _ = self.through(x_TD, tokens, segment, position, seed)
+        if self.is_last:
+            losses = self.model.losses(
+                self.model.norm(x_TD), routed, tokens, targets, segment, position, loss_weight, seed
+            )
+        else:
+            nothing = ops.zeros((1,), ms.float32)
+            losses = self.model.with_router_losses(nothing, nothing, routed, loss_weight)
+        total, ce, further, aux, z, counts_LE, dropped = losses
+        return x_TD, total, ops.concat((ce, further, aux, z, ops.cast(dropped, ms.float32))), counts_LE
+
+
+class _Forward(nn.Cell):
+    """x_TD -> x_TD of a chunk."""
+
+    def __init__(self, chunk: Chunk) -> None:
+        super().__init__()
+        self.chunk = chunk
+
+    def construct(self, x_TD: Tensor, *inputs: Tensor) -> Tensor:
+        return self.chunk(x_TD, *inputs)[0]
+
+
+class _Backward(nn.Cell):
+    """(x_TD, gradient of the output, loss scale, inputs) -> (gradient of x_TD or a zero, figures, counts_LE); what is
+    asked for of the weights' gradients is added to their sums."""
+
+    def __init__(
+        self, chunk: Chunk, *, of_input: bool, weights: Sequence[Any], sums: Sequence[Any], reduction: Reduction
+    ) -> None:
+        super().__init__()
+        self.chunk, self.reduction = chunk, reduction
+        self.of_input, self.of_weights = of_input and not chunk.is_first, len(weights) > 0
+        self.nothing = ms.Tensor(np.zeros(1, np.float32))
+        parameters = ms.ParameterTuple(list(weights)) if weights else None
+        if self.of_weights:
+            self.sums = ms.ParameterTuple(list(sums))
+        self.differentiate = ops.value_and_grad(self.objective, 0 if self.of_input else None, parameters, has_aux=True)
+
+    def objective(self, x_TD: Tensor, dy_TD: Tensor, scale: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What has the gradients of the loss that lies behind the chunk, and its own."""
+        y_TD, total, figures, counts_LE = self.chunk(x_TD, *inputs)
+        value = total * scale
+        if not self.chunk.is_last:
+            value = value + ops.sum(ops.cast(y_TD, ms.float32) * ops.cast(dy_TD, ms.float32))
+        return value, figures, counts_LE
+
+    def construct(self, x_TD: Tensor, dy_TD: Tensor, scale: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        results, found = self.differentiate(x_TD, dy_TD, scale, *inputs)
+        figures, counts_LE = results[1], results[2]
+        if not self.of_weights:
+            return ops.depend(found, results), figures, counts_LE
+        dx_TD, grads = found if self.of_input else (self.nothing, found)
+        # what happens to gradients waits for what only the figures need
+        grads = self.reduction.of_micro(ops.depend(grads, results))
+        done = [ops.assign_add(self.sums[i], grads[i]) for i in range(len(grads))]
+        return ops.depend(dx_TD, done), figures, counts_LE
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageSite:
+    """What a rank must know of its place in the pipeline."""
+
+    stages: Stages
+    stage: int
+    comm: Comm
+    forward: Group
+    backward: Group
+    shape: tuple[int, ...]
+    dtype: Any
+    moe_rows: tuple[tuple[int, ...], ...]
+    num_moe_layers: int
+    num_experts: int
+    num_micro: int
+
+    def received(self, group: Group, peer: int) -> Tensor:
+        """What a stage sends."""
+        return ms.Tensor.from_numpy(self.comm.recv(group, self.shape, self.dtype, peer))
+
+    def of_all_stages(self, counts: Mapping[_Key, NDArray[np.int32]]) -> NDArray[np.int64]:
+        """counts_LE of every layer of experts, from those of this stage's chunks by micro-batch and chunk."""
+        whole = np.zeros((max(1, self.num_moe_layers), self.num_experts), np.int64)
+        for (_, chunk), each in counts.items():
+            # a graph has no empty tensors: a chunk without experts hands out one row that means nothing
+            rows = list(self.moe_rows[chunk])
+            whole[rows] += each[: len(rows)]
+        return self.comm.all_reduce(self.forward, whole)
+
+    @property
+    def next(self) -> int:
+        """The stage after this one, as a place in the groups."""
+        return (self.stage + 1) % self.stages.num_stages
+
+    @property
+    def previous(self) -> int:
+        """The stage before."""
+        return (self.stage - 1) % self.stages.num_stages
+
+    def chunks(self, model: Transformer) -> list[Chunk]:
+        """Those of this stage."""
+        s, stages = self.stage, self.stages
+        return [
+            Chunk(model, stages.layers(s, c), is_first=stages.is_first(s, c), is_last=stages.is_last(s, c))
+            for c in range(stages.chunks)
+        ]
+
+
+def site_of(config: RunConfig, mesh: Mesh, comm: Comm) -> StageSite:
+    """This rank's. Every rank calls it."""
+    stages, here = stages_of(config), mesh.coordinates(comm.rank).pp
+    tokens = config.batch.micro_sequences * config.data.seq_len // mesh.cp
+    rows = tokens // mesh.tp if config.parallel.sequence_parallel else tokens
+    return StageSite(
+        stages=stages,
+        stage=here,
+        comm=comm,
+        forward=comm.split("pp forward", mesh.groups(("pp",))),
+        backward=comm.split("pp backward", mesh.groups(("pp",))),
+        shape=(rows, config.model.hidden),
+        dtype=np.float32 if config.run.precision == "fp32" else np.float16,
+        moe_rows=stages.moe_rows(config.model, here),
+        num_moe_layers=len(moe_layers(config.model)),
+        num_experts=config.model.moe.num_experts if config.model.moe is not None else 1,
+        num_micro=config.batch.global_sequences // (mesh.dp * config.batch.micro_sequences),
+    )
+
+
+class Pipeline:
+    """One rank's passes over the micro-batches of a step.
+
+    `weights` are what gradients are taken of, by name, and `sums` where these are added up, in the same order.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        config: RunConfig,
+        site: StageSite,
+        *,
+        weights: Mapping[str, Any],
+        sums: Sequence[Any],
+        reduction: Reduction,
+    ) -> None:
+        stages, schedule_name = site.stages, config.parallel.schedule
+        self._site = site
+        self._actions = schedule(schedule_name, stages.num_stages, site.num_micro, stages.chunks)[site.stage]
+        chunks, in_two = site.chunks(model), schedule_name == "zero_bubble"
+        self.forward = [None if chunk.is_last else _Forward(chunk) for chunk in chunks]
+        self.backward: list[_Backward | None] = []
+        self.weight: list[_Backward | None] = []
+        for number, chunk in enumerate(chunks):
+            places = [i for i, each in enumerate(weights) if stages.chunk_of(each, site.stage) == number]
+            own, own_sums = [list(weights.values())[i] for i in places], [sums[i] for i in places]
+            whole = _Backward(chunk, of_input=not in_two, weights=own, sums=own_sums, reduction=reduction)
+            if not in_two:
+                self.backward.append(whole)
+                continue
+            self.weight.append(whole)
+            first_part = _Backward(chunk, of_input=True, weights=(), sums=(), reduction=reduction)
+            self.backward.append(None if chunk.is_first else first_part)
+
+    def __call__(self, micros: Sequence[Inputs], scale: Tensor) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """-> this stage's figures (5,), and counts_LE of all stages, both summed over the micro-batches."""
+        work = _Work(self, self._site, micros, scale)
+        run(self._actions, work)
+        figures = np.sum([each for each, _ in work.figures.values()], axis=0, dtype=np.float32)
+        return figures, self._site.of_all_stages({key: counts for key, (_, counts) in work.figures.items()})
+
+
+class _Work:
+    """See `drive.Work`. What a micro-batch has in a chunk is kept from the pass that makes it to the last that reads
+    it."""
+
+    def __init__(self, passes: Pipeline, site: StageSite, micros: Sequence[Inputs], scale: Tensor) -> None:
+        self._passes, self._site, self._micros, self._scale = passes, site, micros, scale
+        self._nothing = ms.Tensor(np.zeros(1, np.float32))
+        self._inputs: dict[_Key, Tensor] = {}
+        self._outputs: dict[_Key, Tensor] = {}
+        self._output_gradients: dict[_Key, Tensor] = {}
+        self._input_gradients: dict[_Key, Tensor] = {}
+        self.figures: dict[_Key, tuple[NDArray[np.float32], NDArray[np.int32]]] = {}
+
+    def forward(self, micro: int, chunk: int) -> None:
+        """See drive.Work; of the last chunk the backward pass does it."""
+        cell = self._passes.forward[chunk]
+        if cell is not None:
+            x_TD = self._inputs.get((micro, chunk), self._nothing)
+            self._outputs[micro, chunk] = cell(x_TD, *self._micros[micro])
+
+    def backward(self, micro: int, chunk: int) -> None:
+        """See drive.Work."""
+        cell = self._passes.backward[chunk]
+        if cell is not None:
+            self._input_gradients[micro, chunk] = self._differentiated(cell, micro, chunk)
+        if not self._passes.weight:
+            self._forget(micro, chunk)
+
+    def weight(self, micro: int, chunk: int) -> None:
+        """See drive.Work."""
+        cell = self._passes.weight[chunk]
+        assert cell is not None
+        self._differentiated(cell, micro, chunk)
+        self._forget(micro, chunk)
+
+    def _differentiated(self, cell: _Backward, micro: int, chunk: int) -> Tensor:
+        key = (micro, chunk)
+        x_TD, dy_TD = self._inputs.get(key, self._nothing), self._output_gradients.get(key, self._nothing)
+        dx_TD, figures, counts_LE = cell(x_TD, dy_TD, self._scale, *self._micros[micro])
+        self.figures[key] = (figures.asnumpy(), counts_LE.asnumpy())
+        return dx_TD
+
+    def _forget(self, micro: int, chunk: int) -> None:
+        self._inputs.pop((micro, chunk), None)
+        self._output_gradients.pop((micro, chunk), None)
+
+    def send_forward(self, micro: int, chunk: int) -> None:
+        """See drive.Work."""
+        site = self._site
+        site.comm.send(site.forward, self._outputs.pop((micro, chunk)).asnumpy(), site.next)
+
+    def recv_forward(self, micro: int, chunk: int) -> None:
+        """See drive.Work."""
+        self._inputs[micro, chunk] = self._site.received(self._site.forward, self._site.previous)
+
+    def send_backward(self, micro: int, chunk: int) -> None:
+        """See drive.Work."""
+        site = self._site
+        site.comm.send(site.backward, self._input_gradients.pop((micro, chunk)).asnumpy(), site.previous)
+
+    def recv_backward(self, micro: int, chunk: int) -> None:
+        """See drive.Work."""
+        self._output_gradients[micro, chunk] = self._site.received(self._site.backward, self._site.next)
+
+
+def through_stages(cells: Sequence[Any], site: StageSite, inputs: Sequence[Tensor]) -> list[NDArray[Any]]:
+    """One micro-batch through all chunks in the order of depth: cells of this stage's chunks, (x_TD, inputs) -> (x_TD,
+    result). Returns their results. Every rank of the stages calls it."""
+    x_TD, results = ms.Tensor(np.zeros(1, np.float32)), []
+    for chunk, cell in enumerate(cells):
+        if not site.stages.is_first(site.stage, chunk):
+            x_TD = site.received(site.forward, site.previous)
+        x_TD, result = cell(x_TD, *inputs)
+        if not site.stages.is_last(site.stage, chunk):
+            site.comm.send(site.forward, x_TD.asnumpy(), site.next)
+        results.append(result.asnumpy())
+    return results
