@@ -31,6 +31,10 @@ VERBS = MappingProxyType(
             "ascend_moe_train.cli.mesh",
             "Show how RUN_YAML is spread over ranks: who is where, speaks with whom, holds what.",
         ),
+        "schedule": (
+            "ascend_moe_train.cli.schedule",
+            "Show the timeline of a pipeline schedule: who computes when, who is idle, how much is in flight.",
+        ),
         "config": ("ascend_moe_train.cli.config", "Show or check the configuration of a run."),
         "version": ("ascend_moe_train.cli.version", "Print the versions that a bug report needs."),
     }

@@ -33,6 +33,7 @@ PURE = [
     "cli/data.py",
     "cli/mesh.py",
     "cli/out_file.py",
+    "cli/schedule.py",
     "cli/long_run.py",
     "cli/version.py",
     "train/live.py",
@@ -143,6 +144,7 @@ def test_pure_modules_name_no_framework() -> None:
         ["version"],
         ["config", "check", "examples/demo.yaml"],
         ["mesh", "examples/demo.yaml", "--ranks", "4", "--set", "batch.micro_sequences=2"],
+        ["schedule", "--name", "1f1b", "--stages", "4", "--micro", "8"],
     ],
 )
 def test_base_install_serves(arguments: list[str]) -> None:
