@@ -70,7 +70,7 @@ class Paused:
 
 
 def mpi_paused(argument: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """On an MPI rank: for each case what is wrong, and start and end of every pass in seconds of the machine's clock."""
+    """On an MPI rank: of each case what is wrong, and start and end of every pass, in seconds of one clock."""
     from ascend_moe_train.parallel.mpi import MpiComm
 
     comm = MpiComm()
