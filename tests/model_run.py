@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ascend_moe_train.errors import TrainingError
 from ascend_moe_train.model.config import LoraConfig, ModelConfig
+from ascend_moe_train.model.kernels.portable import numbers
 from ascend_moe_train.model.kernels.select import choose
 from ascend_moe_train.model.lora import apply_lora
 from ascend_moe_train.model.router import uniform_noise
@@ -134,10 +135,10 @@ def errors(found: Result, expected: Output, grads: Mapping[str, Array]) -> dict[
 class _Noise(nn.Cell):
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
-        self.shape = shape
+        self.rows, self.columns = shape[0], int(np.prod(shape[1:]))
 
     def construct(self, seed: Any, amplitude: Any) -> Any:
-        return uniform_noise(self.shape, 0, seed, amplitude)
+        return uniform_noise(numbers(self.rows), self.columns, seed, amplitude)
 
 
 @cache
@@ -148,7 +149,7 @@ def _noise_graph(shape: tuple[int, ...]) -> _Noise:
 def uniform(shape: tuple[int, ...], seed: int, amplitude: float) -> Array:
     """`router.uniform_noise`, compiled."""
     integer, number = np.array([seed], np.int32), np.array([amplitude], np.float32)
-    return _noise_graph(shape)(ms.Tensor(integer), ms.Tensor(number)).asnumpy().copy()
+    return _noise_graph(shape)(ms.Tensor(integer), ms.Tensor(number)).asnumpy().reshape(shape)
 
 
 def moe_layers(config: ModelConfig) -> list[int]:

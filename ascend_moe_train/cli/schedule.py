@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from ascend_moe_train.cli.out_file import check_out, write_out
-from ascend_moe_train.parallel.schedule import SCHEDULES, ScheduleName
+from ascend_moe_train.parallel.config import ScheduleName
+from ascend_moe_train.parallel.schedule import SCHEDULES
 
 # where there is no terminal
 COLUMNS = 132

@@ -12,20 +12,17 @@ from ascend_moe_train.model.layers import empty
 Tensor = Any
 
 
-def uniform_noise(shape: tuple[int, ...], part: int, seed: Tensor, amplitude: Tensor) -> Tensor:
-    """Numbers in [1 - amplitude, 1 + amplitude), a pure function of (seed, position), after `part` times as many.
+def uniform_noise(place_T: Tensor, columns: int, seed: Tensor, amplitude: Tensor) -> Tensor:
+    """Numbers in [1 - amplitude, 1 + amplitude), a pure function of (seed, place, column): (T, columns).
 
     A counter hashed by the PCG output permutation (O'Neill, 2014), since framework generators keep state that a
     resumed run would have to restore. `seed` is int32 (1,), `amplitude` fp32 (1,).
     """
-    size = 1
-    for n in shape:
-        size *= n
-    x = (numbers(size) + part * size) * 747796405 + seed * 1013904223
+    x = (ops.expand_dims(place_T, 1) * columns + numbers(columns)) * 747796405 + seed * 1013904223
     x = ops.bitwise_xor(x, ops.bitwise_right_shift(x, ops.full_like(x, 16))) * 277803737
     x = ops.bitwise_xor(x, ops.bitwise_right_shift(x, ops.full_like(x, 13)))
     unit = ops.cast(ops.bitwise_and(x, ops.full_like(x, 0xFFFFFF)), ms.float32) / 16777216.0
-    return ops.reshape(1.0 - amplitude + 2.0 * amplitude * unit, shape)
+    return 1.0 - amplitude + 2.0 * amplitude * unit
 
 
 class RouterFigures:
@@ -57,13 +54,12 @@ class Router(nn.Cell):
     bias is no weight: it has no gradient, and `optim.balance` updates it.
 
     construct returns (expert_TK int32, gate_TK, probability_BE, z_loss (1,), counts_BE), the last three from
-    `figures`. `part` is the number of equally many tokens of the batch that come before these: what depends on a
-    token's place counts them.
+    `figures`. `places` makes of the number of tokens T each one's place in the batch, (T,), for what depends on that.
     """
 
     def __init__(self, hidden: int, config: MoEConfig, layer: int) -> None:
         super().__init__()
-        self.layer, self.part = layer, 0
+        self.layer, self.places = layer, numbers
         self.figures = RouterFigures(config.num_experts)
         # graph mode reads plain numbers as constants, but not the fields of a pydantic object
         self.top_k, self.num_experts = config.top_k, config.num_experts
@@ -86,7 +82,9 @@ class Router(nn.Cell):
         x_TD = ops.cast(x_TD, ms.float32)
         if self.jitter > 0:
             amplitude = self.jitter * ops.cast(noise_seed >= 0, ms.float32)
-            x_TD = x_TD * uniform_noise(x_TD.shape, self.part, noise_seed * 8191 + self.layer, amplitude)
+            x_TD = x_TD * uniform_noise(
+                self.places(x_TD.shape[0]), x_TD.shape[1], noise_seed * 8191 + self.layer, amplitude
+            )
         logits_TE = self.project(x_TD, self.weight)
         if self.has_bias:
             logits_TE = logits_TE + self.bias
@@ -113,7 +111,7 @@ class Router(nn.Cell):
 
     def choose(self, score_TE: Tensor, T: int, K: int, E: int) -> Tensor:
         if self.force_balance:
-            return ops.reshape((numbers(T * K) + self.part * (T * K)) % E, (T, K))
+            return (ops.expand_dims(self.places(T), 1) * K + numbers(K)) % E
         score_TE = ops.stop_gradient(score_TE)
         if self.has_balance_bias:
             score_TE = score_TE + self.balance_bias

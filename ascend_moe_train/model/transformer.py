@@ -56,6 +56,21 @@ class Block(nn.Cell):
         return x_TD + self.after_ffn(self.ffn(h_TD)), ()
 
 
+def ahead(tokens_BS: Tensor, targets_BS: Tensor, segment_BS: Tensor, depth: int) -> list[tuple[Tensor, Tensor]]:
+    """For each depth of multi-token prediction the tokens so far on, and their targets: (B, S) each.
+
+    After the last token comes token 0. A target after it, or in another document than its query, is -1.
+    """
+    found = []
+    for far in range(1, depth + 1):
+        nothing = ops.full((tokens_BS.shape[0], far), -1, dtype=ms.int32)
+        next_BS = ops.concat((tokens_BS[:, far:], ops.zeros_like(nothing)), 1)
+        target_BS = ops.concat((targets_BS[:, far:], nothing), 1)
+        is_same_BS = ops.concat((segment_BS[:, far:], nothing), 1) == segment_BS
+        found.append((next_BS, ops.select(is_same_BS, target_BS, ops.full_like(target_BS, -1))))
+    return found
+
+
 class TokenAfter(nn.Cell):
     """One depth of multi-token prediction (DeepSeek-V3, section 2.2): from the normed hidden state of the depth before
     and the embedding of the token that was to be predicted there, to the normed hidden state that predicts the one
@@ -80,7 +95,7 @@ class TokenAfter(nn.Cell):
 class Transformer(nn.Cell):
     """Tokens to next-token loss. Weights are zero until `initialize` or a checkpoint fills them.
 
-    Ports: `after_embed`, `before_head`, and `in_order` of what multi-token prediction does beside the rest.
+    Ports: `after_embed`, `before_head`, `in_order` of what multi-token prediction does beside the rest, and `ahead`.
     """
 
     def __init__(self, config: ModelConfig, kernels: Kernels, num_positions: int) -> None:
@@ -92,6 +107,7 @@ class Transformer(nn.Cell):
             self.balance_bias_rate = config.moe.balance_bias_rate
         self.kernels = kernels
         self.after_embed, self.before_head, self.in_order = unchanged, unchanged, in_any_order
+        self.ahead = ahead
         self.embed = Embedding(config.vocab_size, config.hidden, kernels)
         self.layers = nn.CellList([Block(config, i, kernels) for i in range(config.num_layers)])
         self.norm = RMSNorm(config.hidden, config.norm_eps, kernels)
@@ -243,26 +259,20 @@ class Transformer(nn.Cell):
         position_BS: Tensor,
         noise_seed: Tensor,
     ) -> tuple[Tensor, list[Tensor]]:
-        """-> mean over depths of the summed loss of multi-token prediction, and the router figures of its blocks.
-
-        A target in another document than its query is not counted.
-        """
-        B = tokens_BS.shape[0]
+        """-> mean over depths of the summed loss of multi-token prediction, and the router figures of its blocks."""
+        x_TD, tokens_BS = self.in_order(x_TD, tokens_BS)
+        given = self.ahead(tokens_BS, targets_BS, segment_BS, len(self.mtp))
         cos_BSZ = ops.gather(self.cos_table, position_BS, 0)
         sin_BSZ = ops.gather(self.sin_table, position_BS, 0)
         total, routed = ops.zeros((1,), ms.float32), []
         for i, module in enumerate(self.mtp):
-            far = i + 1
-            nothing = ops.full((B, far), -1, dtype=ms.int32)
-            next_BS = ops.concat((tokens_BS[:, far:], ops.zeros_like(nothing)), 1)
+            next_BS, target_BS = given[i]
             x_TD, weight_VD = self.in_order(x_TD, self.embed.weight)
             e_TD = self.after_embed(self.embed(ops.reshape(next_BS, (-1,)), weight_VD))
             x_TD, figures = module(x_TD, e_TD, segment_BS, cos_BSZ, sin_BSZ, noise_seed)
             if len(figures) > 0:
                 routed.append(figures)
-            target_BS = ops.concat((targets_BS[:, far:], nothing), 1)
-            is_same_BS = ops.concat((segment_BS[:, far:], nothing), 1) == segment_BS
-            ce = self.cross_entropy(x_TD, ops.select(is_same_BS, target_BS, ops.full_like(target_BS, -1)))
+            ce = self.cross_entropy(x_TD, target_BS)
             ce, x_TD = self.in_order(ce, x_TD)
             total = total + ce
         return total / len(self.mtp), routed

@@ -1,17 +1,21 @@
 """Which assignments of tokens to experts find a place, decided alike on every rank.
 
 Shape letters: see model/kernels/protocol.py; and P ranks whose tokens meet at the same experts (ep x etp), W all ranks
-of a stage. Ranks are in the order of their tokens. `place_TK` is an assignment's place among this rank's of its expert.
+of a stage; R runs of consecutive tokens of a rank, M those of all (see `places.TokenOrder`). `place_TK` is an
+assignment's place among this rank's of its expert.
 """
 
 from typing import Any, Protocol
 
 import mindspore as ms
+import numpy as np
 from mindspore import ops
+from numpy.typing import NDArray
 
 from ascend_moe_train.model.kernels.portable import numbers
 from ascend_moe_train.model.kernels.protocol import Kernels
 from ascend_moe_train.parallel.comm import Collectives, Group, Tensor
+from ascend_moe_train.parallel.places import TokenOrder
 
 
 class Admission(Protocol):
@@ -65,26 +69,48 @@ class WithinBound:
 
 
 class ByPosition:
-    """Each expert takes the first `capacity` assignments of all W ranks, whichever ranks its copies serve.
+    """Each expert takes the first `capacity` assignments of the tokens of all W ranks in order, whichever ranks its
+    copies serve.
 
-    Payload: one all_gather of 4 * E bytes over the W ranks.
+    Payload: one all_gather of 4 * R * E bytes over the W ranks.
     """
 
     admits_all = False
 
     def __init__(
-        self, collectives: Collectives, stage: Group, num_experts: int, *, first: int, num_ranks: int, capacity: int
+        self,
+        collectives: Collectives,
+        stage: Group,
+        num_experts: int,
+        *,
+        first: int,
+        num_ranks: int,
+        capacity: int,
+        order: TokenOrder,
     ) -> None:
         self.num_experts, self.index, self.first, self.num_ranks = num_experts, stage.index, first, num_ranks
-        self.capacity = capacity
+        self.capacity, self.num_runs = capacity, order.num_runs
+        self.run_T1 = ms.Tensor(order.run_WT[stage.index][:, None])
+        self.runs = _Order(order.order_M)
         self.gather = collectives.all_gather(stage)
 
     def admit(self, expert_TK: Tensor, gate_TK: Tensor, place_TK: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor]:
         """See Admission."""
-        counts_WE = ops.reshape(self.gather(counts_E), (-1, self.num_experts))
-        accepted_WE = _first(counts_WE, self.capacity, 0)
-        is_kept_TK = place_TK < ops.gather(accepted_WE[self.index], expert_TK, 0)
-        return accepted_WE[self.first : self.first + self.num_ranks], is_kept_TK
+        R, E = self.num_runs, self.num_experts
+        if R == 1:
+            counts_RE, counter_TK = ops.reshape(counts_E, (1, E)), expert_TK
+        else:
+            counter_TK = self.run_T1 * E + expert_TK
+            one_N = ops.ones_like(ops.reshape(expert_TK, (-1,)))
+            counts_RE = ops.reshape(ops.unsorted_segment_sum(one_N, ops.reshape(counter_TK, (-1,)), R * E), (R, E))
+            before_RE = ops.cumsum(counts_RE, 0) - counts_RE
+            place_TK = place_TK - ops.gather(ops.reshape(before_RE, (R * E,)), counter_TK, 0)
+        counts_ME = self.runs.sorted(ops.reshape(self.gather(counts_RE), (-1, E)))
+        accepted = ops.reshape(self.runs.back(_first(counts_ME, self.capacity, 0)), (-1, R, E))
+        own = ops.reshape(accepted[self.index], (R * E,))
+        is_kept_TK = place_TK < ops.gather(own, counter_TK, 0)
+        accepted_PE = ops.cast(ops.sum(accepted[self.first : self.first + self.num_ranks], 1), ms.int32)
+        return accepted_PE, is_kept_TK
 
 
 class ByProbability:
@@ -105,11 +131,13 @@ class ByProbability:
         first: int,
         num_ranks: int,
         capacity: int,
+        order: TokenOrder,
         kernels: Kernels,
     ) -> None:
         self.kernels = kernels
         self.num_experts, self.index, self.first, self.num_ranks = num_experts, stage.index, first, num_ranks
         self.stage_size, self.capacity = stage.size, capacity
+        self.tokens = _Order(order.token_order_U)
         self.gather = collectives.all_gather(stage)
 
     def admit(self, expert_TK: Tensor, gate_TK: Tensor, place_TK: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,13 +145,33 @@ class ByProbability:
         T, K = expert_TK.shape
         W, E = self.stage_size, self.num_experts
         both = self.gather(ops.concat((ops.cast(expert_TK, ms.float32), gate_TK), 1))
-        expert, gate = ops.cast(both[:, :K], ms.int32), both[:, K:]
-        row, _, _ = self.kernels.sort_by_expert(expert, gate, E, self.capacity, True)
-        counter = numbers(W * T * K) // (T * K) * E + ops.reshape(expert, (W * T * K,))
-        is_kept = ops.reshape(ops.cast(row >= 0, ms.int32), (W * T * K,))
-        accepted_WE = ops.reshape(ops.unsorted_segment_sum(is_kept, counter, W * E), (W, E))
+        in_order = self.tokens.sorted(both)
+        row, _, _ = self.kernels.sort_by_expert(
+            ops.cast(in_order[:, :K], ms.int32), in_order[:, K:], E, self.capacity, True
+        )
+        row = self.tokens.back(row)
+        expert_N = ops.reshape(ops.cast(both[:, :K], ms.int32), (W * T * K,))
+        is_kept_N = ops.reshape(ops.cast(row >= 0, ms.int32), (W * T * K,))
+        counter_N = numbers(W * T * K) // (T * K) * E + expert_N
+        accepted_WE = ops.reshape(ops.unsorted_segment_sum(is_kept_N, counter_N, W * E), (W, E))
         own_TK = row[self.index * T : (self.index + 1) * T]
         return accepted_WE[self.first : self.first + self.num_ranks], own_TK >= 0
+
+
+class _Order:
+    """An order of rows and back: nothing to do if it is the one that they have."""
+
+    def __init__(self, order_N: NDArray[np.int32]) -> None:
+        self.is_given = bool((order_N == np.arange(len(order_N))).all())
+        self.order_N, self.place_N = ms.Tensor(order_N), ms.Tensor(np.argsort(order_N).astype(np.int32))
+
+    def sorted(self, x: Tensor) -> Tensor:
+        """Rows in order."""
+        return x if self.is_given else ops.gather(x, self.order_N, 0)
+
+    def back(self, x: Tensor) -> Tensor:
+        """Rows where they were."""
+        return x if self.is_given else ops.gather(x, self.place_N, 0)
 
 
 def _first(counts: Tensor, limit: int, dim: int) -> Tensor:

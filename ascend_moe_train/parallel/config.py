@@ -7,7 +7,6 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from ascend_moe_train.model.config import LoraConfig, ModelConfig
-from ascend_moe_train.parallel.schedule import ScheduleName
 from ascend_moe_train.part import Part
 from ascend_moe_train.train.config import BatchConfig
 
@@ -23,6 +22,7 @@ AXES_ELSEWHERE: Mapping[str, str] = MappingProxyType(
 )
 MAX_RANKS = 2**20  # each is gone through, so that more would take for ever
 
+ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]  # see parallel/schedule.py
 AxisSize = Annotated[int, Field(gt=0, le=MAX_RANKS)]
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -44,6 +44,9 @@ class ParallelConfig(Part):
     edp for the experts): it has no key. `sequence_parallel` keeps activations between the tp regions split by tokens
     (Korthikanti et al., 2022).
 
+    `context` is how attention sees whole sequences of which cp ranks have pieces: `ring` passes keys and values around
+    (Liu et al., 2023), `ulysses` exchanges tokens for heads (Jacobs et al., 2023).
+
     Each pipeline stage holds `chunks` parts of the model, more than one with the `schedule` `interleaved`; their layers
     are shared out `even`ly, by `cost` (embedding, head and multi-token prediction counted), or as `stage_layers` lists
     them in the order of depth. See `parallel.schedule` and `parallel.stages`.
@@ -63,6 +66,7 @@ class ParallelConfig(Part):
     ep: AxisSize = 1
     etp: AxisSize = 1
     sequence_parallel: bool = False
+    context: Literal["ring", "ulysses"] = "ring"
     schedule: ScheduleName = "1f1b"
     chunks: AxisSize = 1
     stage_layers: Literal["even", "cost"] | tuple[Annotated[int, Field(gt=0)], ...] = "even"
@@ -81,6 +85,8 @@ class ParallelConfig(Part):
                 "sequence_parallel true needs tp ranks to split tokens over, and tp is 1: set it to 2 or more"
             )
         self._check_stages()
+        if self.context != "ring" and self.cp == 1:
+            raise ValueError(f"context '{self.context}' has no effect with cp 1: leave it out, or set cp")
         if self.receive_factor is not None and self.ep == 1:
             raise ValueError(f"receive_factor {self.receive_factor} has no effect with ep 1: leave it out")
         if self.hierarchical_ranks is not None:
@@ -140,13 +146,17 @@ def check_parallel(
             f"parallel.receive_factor {parallel.receive_factor} has no effect with model.moe.capacity_factor "
             f"{model.moe.capacity_factor}: set one of them to null"
         )
-    if seq_len % parallel.cp:
-        advice = _advice(parallel.cp, lambda size: seq_len % size == 0, seq_len)
-        raise ValueError(f"parallel.cp {parallel.cp}: data.seq_len {seq_len} does not divide by it: {advice}")
+    if (reason := _against_pieces(parallel.cp, seq_len)) is not None:
+        advice = _advice(parallel.cp, lambda size: _against_pieces(size, seq_len) is None, seq_len)
+        raise ValueError(f"parallel.cp {parallel.cp}: {reason}: {advice}")
     tokens = batch.micro_sequences * seq_len // parallel.cp if model.moe or parallel.sequence_parallel else None
     _refuse("tp", parallel.tp, lambda size: _against_tp(size, model, tokens))
     _refuse("ep", parallel.ep, lambda size: _against_ep(size, model))
     _refuse("etp", parallel.etp, lambda size: _against_etp(size, model))
+    if parallel.context == "ulysses":
+        _refuse(
+            "cp", parallel.cp, lambda size: _against_pieces(size, seq_len) or _against_heads(size, model, parallel.tp)
+        )
 
 
 def _check_pipeline(parallel: ParallelConfig, model: ModelConfig) -> None:
@@ -199,6 +209,27 @@ def _refuse(axis: str, size: int, against: Callable[[int], str | None]) -> None:
     """Raises ValueError if something is against this size of an axis; 1 is always possible."""
     if (reason := against(size)) is not None:
         raise ValueError(f"parallel.{axis} {size}: {reason}: {_advice(size, lambda n: against(n) is None, 2 * size)}")
+
+
+def _against_pieces(cp: int, seq_len: int) -> str | None:
+    """Each rank has two pieces of a sequence, so that a causal mask is equally much work for all."""
+    if cp == 1 or seq_len % (2 * cp) == 0:
+        return None
+    return f"data.seq_len {seq_len} does not divide into 2 x {cp} pieces"
+
+
+def _against_heads(cp: int, model: ModelConfig, tp: int) -> str | None:
+    """Whole heads of a tp rank are shared out to cp ranks; those of keys and values are repeated where they are few."""
+    heads, kv_heads = model.num_heads // tp, max(1, model.num_kv_heads // tp)
+    of_tp = f" (on each of tp {tp})" if tp > 1 else ""
+    if heads % cp:
+        return f"context 'ulysses' shares out model.num_heads {heads}{of_tp}, which does not divide by it"
+    if kv_heads % cp and cp % kv_heads:
+        return (
+            f"context 'ulysses' shares out model.num_kv_heads {kv_heads}{of_tp}, which neither divides by it nor "
+            "divides it"
+        )
+    return None
 
 
 def _against_tp(tp: int, model: ModelConfig, tokens: int | None) -> str | None:

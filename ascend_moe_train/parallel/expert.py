@@ -1,17 +1,21 @@
 """Expert parallelism: tokens travel to the ranks that hold their experts, and come back.
 
-Every rank of a stage has tokens of its own, equally many; in the order of the ranks they are those of the global
-micro-batch. A rank holds 1 / ep of the experts, each cut to 1 / etp of its width; further copies (edp) serve other
-tokens. P = ep * etp ranks in a row share one copy of all experts: see mesh.py.
+Every rank of a stage has tokens of its own, equally many: together those of the global micro-batch, in the order of
+the ranks unless context parallelism cuts sequences (places.py). A rank holds 1 / ep of the experts, each cut to 1 / etp
+of its width; further copies (edp) serve other tokens. P = ep * etp ranks in a row share one copy of all experts: see
+mesh.py.
 
 Shape letters: see model/kernels/protocol.py; and P as above, L experts of a rank (E / ep), A ranks of an ep group,
 R rows that a rank has room for.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import mindspore as ms
+import numpy as np
 from mindspore import ops
+from numpy.typing import NDArray
 
 from ascend_moe_train.config import RunConfig
 from ascend_moe_train.model.config import MoEConfig
@@ -32,6 +36,7 @@ from ascend_moe_train.parallel.exchange import (
 from ascend_moe_train.parallel.expert_sizes import ExpertSizes
 from ascend_moe_train.parallel.figures import GlobalFigures
 from ascend_moe_train.parallel.mesh import STAGE_AXES, Mesh
+from ascend_moe_train.parallel.places import TokenOrder, token_order
 from ascend_moe_train.parallel.tensor import blocks
 
 # row_TK and source_N of the rows to send, -1 if turned away and if empty; dropped (1,): assignments of this rank that
@@ -41,7 +46,7 @@ ExpertMeta = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 class ExpertDispatcher:
     """`dispatch.LocalDispatcher` over ranks: the experts of this rank see what all tokens of P ranks have for them, in
-    the order of the tokens, as they would in one process.
+    the order of the ranks and of their tokens.
 
     Payload in bytes of one layer, forward and backward, with rows of D * itemsize bytes, of which a rank sends n and
     receives m: that of its admission; all_to_all_v over ep of 2 * (n + m) rows (`TwoStepExchange`: 2 * (n + q) rows
@@ -67,7 +72,7 @@ class ExpertDispatcher:
         self.first = ep.index * self.local
         self.receive_rows, self.expert_rows = sizes.receive_rows, sizes.expert_rows
         self.spread, self.unite = gather_sum(collectives, etp), scatter_sum(collectives, etp)
-        # from (etp, ep, expert) to expert, and (ep, etp) within it, which is the order of the tokens
+        # from (etp, ep, expert) to expert, and (ep, etp) within it, which is the order of the ranks
         order = [
             (b * self.ep + a) * self.local + e
             for e in range(self.local)
@@ -115,6 +120,7 @@ def make_dispatcher(
     sizes: ExpertSizes,
     mesh: Mesh,
     stage: Group,
+    order: TokenOrder,
     collectives: Collectives,
     kernels: Kernels,
     hierarchical_ranks: int | None = None,
@@ -138,7 +144,7 @@ def make_dispatcher(
         )
     elif ep.size > 1:
         exchange = FlatExchange(collectives, ep, sizes.send_rows, sizes.receive_rows)
-    admission = _admission(config, sizes, mesh, stage, collectives, kernels)
+    admission = _admission(config, sizes, mesh, stage, order, collectives, kernels)
     return ExpertDispatcher(sizes, ep, etp, collectives, exchange=exchange, admission=admission, kernels=kernels)
 
 
@@ -150,14 +156,22 @@ def _node_groups(mesh: Mesh, collectives: Collectives, inside: int) -> tuple[Gro
 
 
 def _admission(
-    config: MoEConfig, sizes: ExpertSizes, mesh: Mesh, stage: Group, collectives: Collectives, kernels: Kernels
+    config: MoEConfig,
+    sizes: ExpertSizes,
+    mesh: Mesh,
+    stage: Group,
+    order: TokenOrder,
+    collectives: Collectives,
+    kernels: Kernels,
 ) -> Admission:
     P, E = mesh.ep * mesh.etp, sizes.num_experts
     if sizes.capacity is not None:
-        first = stage.index // P * P
+        first, capacity = stage.index // P * P, sizes.capacity
         if config.drop_policy == "position":
-            return ByPosition(collectives, stage, E, first=first, num_ranks=P, capacity=sizes.capacity)
-        return ByProbability(collectives, stage, E, first=first, num_ranks=P, capacity=sizes.capacity, kernels=kernels)
+            return ByPosition(collectives, stage, E, first=first, num_ranks=P, capacity=capacity, order=order)
+        return ByProbability(
+            collectives, stage, E, first=first, num_ranks=P, capacity=capacity, order=order, kernels=kernels
+        )
     group = collectives.split("ep x etp", mesh.groups(("ep", "etp")))
     if sizes.receive_rows == sizes.most_rows:
         return Everything(collectives, group, E)
@@ -169,28 +183,39 @@ def apply_expert(model: Transformer, mesh: Mesh, config: RunConfig, collectives:
     moe, parallel, batch = config.model.moe, config.parallel, config.batch
     if moe is None:
         return
-    here = mesh.coordinates(collectives.rank)
     num_tokens = batch.micro_sequences * config.data.seq_len // (mesh.cp * mesh.tp)
     stage = collectives.split("stage", mesh.groups(STAGE_AXES))
+    order = token_order(mesh, stage.ranks, batch.micro_sequences, config.data.seq_len)
+    place_T = order.place_WT[stage.index]
     figures = GlobalFigures(
         collectives,
         stage,
         moe.num_experts,
-        per_sequence=moe.aux_loss_scope == "sequence",
-        share=here.dp,
         shares=mesh.dp,
-        part=here.cp * mesh.tp + here.tp,
-        parts=mesh.cp * mesh.tp,
+        sequence_T=place_T // config.data.seq_len if moe.aux_loss_scope == "sequence" else None,
     )
     layers: list[Any] = [block.moe for block in blocks(model) if block.is_moe]
+    places = _at(place_T)
     for layer in layers:
-        layer.router.part, layer.router.figures = stage.index, figures
+        layer.router.places, layer.router.figures = places, figures
     # all experts are here and none is full before it would be in one process: each rank serves its own tokens
     if moe.capacity_factor is None and mesh.ep * mesh.etp == 1:
         return
     sizes = ExpertSizes.of(moe, mesh, num_tokens, parallel.receive_factor)
     dispatcher = make_dispatcher(
-        moe, sizes, mesh, stage, collectives, layers[0].dispatcher.kernels, parallel.hierarchical_ranks
+        moe, sizes, mesh, stage, order, collectives, layers[0].dispatcher.kernels, parallel.hierarchical_ranks
     )
     for layer in layers:
         layer.dispatcher = dispatcher
+
+
+def _at(place_T: NDArray[np.int32]) -> Callable[[int], Tensor]:
+    """`router.places` of this rank's tokens."""
+    given_T = ms.Tensor(place_T)
+
+    def places(num_tokens: int) -> Tensor:
+        if num_tokens != given_T.shape[0]:
+            raise ValueError(f"{num_tokens} tokens for a router that was made for {given_T.shape[0]}")
+        return given_T
+
+    return places

@@ -3,7 +3,9 @@
 from typing import Any
 
 import mindspore as ms
+import numpy as np
 from mindspore import ops
+from numpy.typing import NDArray
 
 from ascend_moe_train.model.kernels.portable import numbers
 from ascend_moe_train.parallel.autodiff import reduce
@@ -17,8 +19,8 @@ class GlobalFigures:
     gradient of their sum over the ranks is the identity: each rank's tokens get theirs once, with no communication.
     They are one all_reduce of 4 * (2 * B * E + 1) bytes. Counts travel as fp32, exact up to 2^24 each.
 
-    B is 1 unless `per_sequence`: then all `shares` data parallel parts of the micro-batch have their sequences' rows.
-    These tokens are in part `share`, and start there after `part` times as many, of `parts`: sequences may be cut.
+    B is 1, or all sequences of the micro-batch, those of all `shares` data parallel parts: then `sequence_T` is the
+    number of each token's.
     """
 
     def __init__(
@@ -27,14 +29,13 @@ class GlobalFigures:
         group: Group,
         num_experts: int,
         *,
-        per_sequence: bool,
-        share: int,
         shares: int,
-        part: int,
-        parts: int,
+        sequence_T: NDArray[np.int32] | None,
     ) -> None:
-        self.num_experts, self.num_ranks, self.per_sequence = num_experts, group.size, per_sequence
-        self.share, self.shares, self.part, self.parts = share, shares, part, parts
+        self.num_experts, self.num_ranks, self.shares = num_experts, group.size, shares
+        self.per_sequence = sequence_T is not None
+        if sequence_T is not None:
+            self.sequence_T = ms.Tensor(sequence_T)
         self.sum = reduce(collectives, group)
 
     def collect(self, expert_TK: Tensor, probability_TE: Tensor, log_sum_T: Tensor, num_sequences: int) -> Any:
@@ -55,6 +56,4 @@ class GlobalFigures:
         """Sums over the tokens of each sequence of the micro-batch, as far as they are here: (B, E)."""
         if not self.per_sequence:
             return ops.sum(x_TE, 0, True)
-        T = x_TE.shape[0]
-        sequence_T = (numbers(T) + self.part * T) // (T * self.parts // num_sequences) + self.share * num_sequences
-        return ops.unsorted_segment_sum(x_TE, sequence_T, self.shares * num_sequences)
+        return ops.unsorted_segment_sum(x_TE, self.sequence_T, self.shares * num_sequences)

@@ -153,14 +153,6 @@ class StageSite:
         """The stage before."""
         return (self.stage - 1) % self.stages.num_stages
 
-    def chunks(self, model: Transformer) -> list[Chunk]:
-        """Those of this stage."""
-        s, stages = self.stage, self.stages
-        return [
-            Chunk(model, stages.layers(s, c), is_first=stages.is_first(s, c), is_last=stages.is_last(s, c))
-            for c in range(stages.chunks)
-        ]
-
 
 def site_of(config: RunConfig, mesh: Mesh, comm: Comm) -> StageSite:
     """This rank's. Every rank calls it."""
@@ -201,7 +193,7 @@ class Pipeline:
         stages, schedule_name = site.stages, config.parallel.schedule
         self._site = site
         self._actions = schedule(schedule_name, stages.num_stages, site.num_micro, stages.chunks)[site.stage]
-        chunks, in_two = site.chunks(model), schedule_name == "zero_bubble"
+        chunks, in_two = chunks_of(model, site), schedule_name == "zero_bubble"
         self.forward = [None if chunk.is_last else _Forward(chunk) for chunk in chunks]
         self.backward: list[_Backward | None] = []
         self.weight: list[_Backward | None] = []
@@ -213,8 +205,10 @@ class Pipeline:
                 self.backward.append(whole)
                 continue
             self.weight.append(whole)
-            first_part = _Backward(chunk, of_input=True, weights=(), sums=(), reduction=reduction)
-            self.backward.append(None if chunk.is_first else first_part)
+            of_input = None
+            if not chunk.is_first:
+                of_input = _Backward(chunk, of_input=True, weights=(), sums=(), reduction=reduction)
+            self.backward.append(of_input)
 
     def __call__(self, micros: Sequence[Inputs], scale: Tensor) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """-> this stage's figures (5,), and counts_LE of all stages, both summed over the micro-batches."""
@@ -289,15 +283,30 @@ class _Work:
         self._output_gradients[micro, chunk] = self._site.received(self._site.backward, self._site.next)
 
 
-def through_stages(cells: Sequence[Any], site: StageSite, inputs: Sequence[Tensor]) -> list[NDArray[Any]]:
-    """One micro-batch through all chunks in the order of depth: cells of this stage's chunks, (x_TD, inputs) -> (x_TD,
-    result). Returns their results. Every rank of the stages calls it."""
+def through_stages(
+    cells: Sequence[Any], site: StageSite | None, inputs: Sequence[Tensor]
+) -> list[tuple[int, NDArray[Any]]]:
+    """One micro-batch through all chunks in the order of depth: cells of this stage's `chunks_of`, (x_TD, inputs) ->
+    (x_TD, result). Returns the virtual stage and the result of each. Every rank of the stages calls it."""
     x_TD, results = ms.Tensor(np.zeros(1, np.float32)), []
+    if site is None:
+        return [(0, cells[0](x_TD, *inputs)[1].asnumpy())]
     for chunk, cell in enumerate(cells):
         if not site.stages.is_first(site.stage, chunk):
             x_TD = site.received(site.forward, site.previous)
         x_TD, result = cell(x_TD, *inputs)
         if not site.stages.is_last(site.stage, chunk):
             site.comm.send(site.forward, x_TD.asnumpy(), site.next)
-        results.append(result.asnumpy())
+        results.append((chunk * site.stages.num_stages + site.stage, result.asnumpy()))
     return results
+
+
+def chunks_of(model: Transformer, site: StageSite | None) -> list[Chunk]:
+    """This rank's part of a model; without a pipeline the whole of it."""
+    if site is None:
+        return [Chunk(model, (0, len(model.layers)), is_first=True, is_last=True)]
+    s, stages = site.stage, site.stages
+    return [
+        Chunk(model, stages.layers(s, c), is_first=stages.is_first(s, c), is_last=stages.is_last(s, c))
+        for c in range(stages.chunks)
+    ]

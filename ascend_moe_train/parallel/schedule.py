@@ -11,9 +11,10 @@ channels, each in order. Inside one stage, which happens with a single one, noth
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
-ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
+from ascend_moe_train.parallel.config import ScheduleName
+
 SCHEDULES: tuple[ScheduleName, ...] = get_args(ScheduleName)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ascend_moe_train.config import RunConfig
 from ascend_moe_train.model.config import ModelConfig
 from ascend_moe_train.model.counts import block_flops_per_token, forward_flops_per_token, moe_layers
+from ascend_moe_train.parallel.config import ScheduleName
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
 
@@ -45,21 +46,31 @@ class Stages:
         """The stages that hold a tensor of the model, ascending: one, or for an embedding that is needed at both ends
         the first and the last."""
         last = self.num_stages - 1
-        if name.startswith("embed."):
-            return (0, last) if self.embeds_at_end and last > 0 else (0,)
-        layer = _LAYER.match(name)
-        if layer is None:
-            return (last,)
-        number = int(layer[1])
-        return next((v % self.num_stages,) for v, (first, stop) in enumerate(self.bounds) if first <= number < stop)
+        if name.startswith("embed.") and self.embeds_at_end and last > 0:
+            return 0, last
+        return (self.virtual_stage(name) % self.num_stages,)
 
     def chunk_of(self, name: str, stage: int) -> int:
         """Which chunk of a stage that holds a tensor has it."""
+        if name.startswith("embed.") and stage > 0:
+            return self.chunks - 1
+        return self.virtual_stage(name) // self.num_stages
+
+    def virtual_stage(self, name: str) -> int:
+        """The one that has a tensor or layer; of an embedding that is needed at both ends the first."""
         layer = _LAYER.match(name)
         if layer is None:
-            return 0 if name.startswith("embed.") and stage == 0 else self.chunks - 1
+            return 0 if name.startswith("embed.") else len(self.bounds) - 1
         number = int(layer[1])
-        return next(v // self.num_stages for v, (first, stop) in enumerate(self.bounds) if first <= number < stop)
+        return next(v for v, (first, stop) in enumerate(self.bounds) if first <= number < stop)
+
+    def passes(self, virtual_stage: int, schedule: ScheduleName) -> tuple[int, int]:
+        """How often a micro-batch goes through its layers forward and backward: a backward pass starts with a forward
+        pass over again, unless it is that of the last, and in zero_bubble is done once for the input and once for the
+        weights."""
+        last = len(self.bounds) - 1
+        backward = 2 if schedule == "zero_bubble" and virtual_stage > 0 else 1
+        return backward + (virtual_stage < last), backward
 
     def moe_rows(self, model: ModelConfig, stage: int) -> tuple[tuple[int, ...], ...]:
         """Which of the model's layers of experts each chunk of a stage holds, counted from the first of them."""

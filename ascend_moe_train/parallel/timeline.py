@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ascend_moe_train.parallel.schedule import COMPUTE, SENDS, Action, Channel, Kind, ScheduleName, channels, walk
+from ascend_moe_train.parallel.config import ScheduleName
+from ascend_moe_train.parallel.schedule import COMPUTE, SENDS, Action, Channel, Kind, channels, walk
 
 Durations = Callable[[int, Action], float]
 """(stage, action) -> seconds: of a pass how long it takes, of a send how long its message travels. Receives are not

@@ -5,8 +5,9 @@ from itertools import chain
 from typing import Any
 
 from ascend_moe_train.errors import ConfigError
+from ascend_moe_train.parallel.config import ScheduleName
 from ascend_moe_train.parallel.mesh_map import columns
-from ascend_moe_train.parallel.schedule import COMPUTE, ScheduleName, bounds, held, in_flight, schedule
+from ascend_moe_train.parallel.schedule import COMPUTE, bounds, held, in_flight, schedule
 from ascend_moe_train.parallel.schedule_check import check
 from ascend_moe_train.parallel.timeline import Span, Timeline, equal_stages, simulate
 from ascend_moe_train.units import format_seconds, format_share

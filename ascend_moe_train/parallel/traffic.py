@@ -8,45 +8,63 @@ experts, K of them for a token; R rows that a rank has room for.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ascend_moe_train.config import RunConfig
 from ascend_moe_train.model.config import MoEConfig
+from ascend_moe_train.model.counts import moe_layers
 from ascend_moe_train.parallel.expert_sizes import ExpertSizes
 from ascend_moe_train.parallel.mesh import Mesh, num_micro
+from ascend_moe_train.parallel.stages import Stages, stages_of
 
 Traffic = dict[tuple[str, str], int]
-_Sent = Iterator[tuple[str, str, int]]
+_Sent = Iterator[tuple[str, str, str, int]]  # way, verb, group, payload bytes
 
 _FP32_BYTES = 4
 
 
-def model_traffic(run: RunConfig, mesh: Mesh, accepted: int) -> Traffic:
-    """(verb, group) -> payload bytes of all ranks in one step. `accepted` are the assignments of all layers that were
-    not dropped.
+def model_traffic(run: RunConfig, mesh: Mesh, accepted: Sequence[int]) -> Traffic:
+    """(verb, group) -> payload bytes of all ranks in one step. `accepted` are the assignments of each layer of experts
+    that were not dropped.
 
-    tp, forward and backward of a micro-batch on each rank (Korthikanti et al., 2022, section 4.2.2):
+    tp, of a micro-batch on each rank, in one pass forward and one backward (Korthikanti et al., 2022, section 4.2.2):
 
-        residual stream           around attention, dense FFN     around embedding          around head
-        whole on every rank       all_reduce 2 T D a              all_reduce T D a          all_reduce T D a
-        split by tokens           all_gather 2 t D a,             all_gather t D a,         all_gather t D a,
-                                  reduce_scatter 2 T D a          reduce_scatter T D a      reduce_scatter T D a
+        residual stream        around attention, dense FFN     after embedding              before head
+        whole on every rank    all_reduce T D a each way       all_reduce T D a forward     all_reduce T D a backward
+        split by tokens        all_gather t D a,               reduce_scatter T D a         all_gather t D a forward,
+                               reduce_scatter T D a each way   forward, all_gather t D a    reduce_scatter T D a
+                                                               backward                     backward
 
-    The loss is an all_reduce of 4 T and one of 8 T bytes. Shared experts are as a dense FFN of a stream that is split;
-    a stream that is whole is split before experts and gathered after them: all_gather 2 t D a. The experts' part: see
-    `GlobalFigures`, `Admission` and `ExpertDispatcher`. Each block of multi-token prediction has an embedding, a head
-    and a loss of its own.
+    The loss is an all_reduce of 4 T and one of 8 T bytes forward. Shared experts are as a dense FFN of a stream that is
+    split; a stream that is whole is split before experts and gathered after them: all_gather t D a each way. The
+    experts' part: see `GlobalFigures`, `Admission` and `ExpertDispatcher`. Each block of multi-token prediction has an
+    embedding, a head and a loss of its own.
+
+    A pipeline stage goes through its layers as often as `Stages.passes` says; from stage to stage T D a (t D a) bytes
+    are sent each way on every rank, and every rank tells the others of its column the counts of a step.
     """
     totals: Traffic = defaultdict(int)
-    micro_batches = num_micro(run.batch, mesh)
-    for verb, group, payload_bytes in (*_tensor(run, mesh), *_experts(run, mesh)):
-        totals[verb, group] += mesh.world_size * micro_batches * payload_bytes
+    stages, micro_batches = stages_of(run), num_micro(run.batch, mesh)
+    ranks = mesh.world_size // mesh.pp
+    for virtual_stage in range(len(stages.bounds)):
+        forward, backward = stages.passes(virtual_stage, run.parallel.schedule)
+        times = {"forward": forward, "backward": backward}
+        for way, verb, group, payload_bytes in _of_stage(run, mesh, stages, virtual_stage):
+            totals[verb, group] += ranks * micro_batches * times[way] * payload_bytes
     if run.model.moe is not None and mesh.ep > 1:
         row_bytes = run.model.hidden * _activation_bytes(run)
         nodes = run.parallel.hierarchical_ranks is not None
-        for group in ("ep inside nodes", "ep across nodes") if nodes else ("ep",):
-            totals["all_to_all_v", group] += 4 * accepted * row_bytes
-    return dict(totals)
+        for prefix, rows in zip(moe_layers(run.model), accepted, strict=True):
+            passes = sum(stages.passes(stages.virtual_stage(prefix), run.parallel.schedule))
+            for group in ("ep inside nodes", "ep across nodes") if nodes else ("ep",):
+                totals["all_to_all_v", group] += passes * 2 * rows * row_bytes
+    if mesh.pp > 1:
+        sent = ranks * micro_batches * (len(stages.bounds) - 1) * _stream_bytes(run, mesh)
+        totals["send", "pp forward"] = totals["send", "pp backward"] = sent
+        experts = run.model.moe.num_experts if run.model.moe is not None else 1
+        counts_bytes = 8 * max(1, len(moe_layers(run.model))) * experts
+        totals["all_reduce", "pp forward"] = mesh.world_size * counts_bytes
+    return {key: size_bytes for key, size_bytes in totals.items() if size_bytes}
 
 
 def exchanges(run: RunConfig, mesh: Mesh) -> dict[tuple[str, ...], str]:
@@ -73,50 +91,72 @@ def _tokens(run: RunConfig, mesh: Mesh) -> int:
     return run.batch.micro_sequences * run.data.seq_len // mesh.cp
 
 
-def _tensor(run: RunConfig, mesh: Mesh) -> _Sent:
+def _stream_bytes(run: RunConfig, mesh: Mesh) -> int:
+    """Of the residual stream of a micro-batch, as far as it is on one rank."""
+    tokens = _tokens(run, mesh) // (mesh.tp if run.parallel.sequence_parallel else 1)
+    return tokens * run.model.hidden * _activation_bytes(run)
+
+
+def _of_stage(run: RunConfig, mesh: Mesh, stages: Stages, virtual_stage: int) -> _Sent:
+    """What a virtual stage does in one pass forward and one backward."""
+    model = run.model
+    depth = model.mtp.depth if model.mtp is not None else 0
+    first, stop = stages.bounds[virtual_stage]
+    is_last = virtual_stage == len(stages.bounds) - 1
+    blocks = [*range(first, stop), *(range(model.num_layers, model.num_layers + depth) if is_last else ())]
+    for layer in blocks:
+        yield from _block(run, mesh, is_moe=model.is_moe(layer))
+    embeddings, heads = (virtual_stage == 0) + depth * is_last, (1 + depth) * is_last
     if mesh.tp == 1:
         return
-    model, T = run.model, _tokens(run, mesh)
+    T = _tokens(run, mesh)
     whole = T * model.hidden * _activation_bytes(run)
+    if run.parallel.sequence_parallel:
+        yield "forward", "reduce_scatter", "tp", embeddings * whole
+        yield "backward", "all_gather", "tp", embeddings * (whole // mesh.tp)
+        yield "forward", "all_gather", "tp", heads * (whole // mesh.tp)
+        yield "backward", "reduce_scatter", "tp", heads * whole
+    else:
+        yield "forward", "all_reduce", "tp", embeddings * whole
+        yield "backward", "all_reduce", "tp", heads * whole
+    yield "forward", "all_reduce", "tp", heads * 3 * T * _FP32_BYTES
+
+
+def _block(run: RunConfig, mesh: Mesh, *, is_moe: bool) -> _Sent:
+    moe = run.model.moe
+    whole = _tokens(run, mesh) * run.model.hidden * _activation_bytes(run)
     part = whole // mesh.tp
-
-    def both_ways(times: int) -> _Sent:
-        """Around what needs all tokens: once forward, once backward."""
-        if run.parallel.sequence_parallel:
-            yield "all_gather", "tp", times * part
-            yield "reduce_scatter", "tp", times * whole
+    is_split = run.parallel.sequence_parallel
+    # attention and a dense feed-forward, or attention and shared experts, whose stream is always split
+    summed = 2 - is_moe
+    of_shared = 1 if moe is not None and is_moe and moe.shared_ffn else 0
+    for way in ("forward", "backward") if mesh.tp > 1 else ():
+        if is_split:
+            yield way, "all_gather", "tp", summed * part
+            yield way, "reduce_scatter", "tp", summed * whole
         else:
-            yield "all_reduce", "tp", times * whole
-
-    depth = model.mtp.depth if model.mtp is not None else 0
-    layers = range(model.num_layers + depth)
-    num_moe = sum(model.is_moe(layer) for layer in layers)
-    yield from both_ways(2 * len(layers) + 2 * (len(layers) - num_moe) + 2 * (1 + depth))
-    yield "all_reduce", "tp", (1 + depth) * 3 * T * _FP32_BYTES
-    if model.moe is not None and model.moe.shared_ffn:
-        yield "all_gather", "tp", num_moe * 2 * part
-        yield "reduce_scatter", "tp", num_moe * 2 * whole
-    if not run.parallel.sequence_parallel:
-        yield "all_gather", "tp", num_moe * 2 * part
+            yield way, "all_reduce", "tp", summed * whole
+            yield way, "all_gather", "tp", is_moe * part
+        yield way, "all_gather", "tp", of_shared * part
+        yield way, "reduce_scatter", "tp", of_shared * whole
+    if moe is not None and is_moe and mesh.world_size > mesh.pp:
+        yield from _experts(run, moe, mesh)
 
 
-def _experts(run: RunConfig, mesh: Mesh) -> _Sent:
-    moe, model = run.model.moe, run.model
-    if moe is None or mesh.world_size == 1:
-        return
-    depth = model.mtp.depth if model.mtp is not None else 0
-    layers = sum(model.is_moe(layer) for layer in range(model.num_layers + depth))
+def _experts(run: RunConfig, moe: MoEConfig, mesh: Mesh) -> _Sent:
+    """One layer's, but for the rows that ep ranks exchange."""
     sequences = mesh.dp * run.batch.micro_sequences if moe.aux_loss_scope == "sequence" else 1
-    yield "all_reduce", "stage", layers * _FP32_BYTES * (2 * sequences * moe.num_experts + 1)
+    yield "forward", "all_reduce", "stage", _FP32_BYTES * (2 * sequences * moe.num_experts + 1)
     sizes = ExpertSizes.of(moe, mesh, _tokens(run, mesh) // mesh.tp, run.parallel.receive_factor)
     if moe.capacity_factor is not None:
-        yield "all_gather", "stage", layers * _FP32_BYTES * _admission_numbers(moe, sizes)
+        yield "forward", "all_gather", "stage", _FP32_BYTES * _admission_numbers(moe, sizes)
     elif mesh.ep * mesh.etp > 1:
-        yield "all_gather", "ep x etp", layers * _FP32_BYTES * moe.num_experts
+        yield "forward", "all_gather", "ep x etp", _FP32_BYTES * moe.num_experts
     if mesh.etp > 1:
-        rows_bytes = sizes.receive_rows * model.hidden * _activation_bytes(run)
-        yield "all_gather", "etp", layers * 2 * rows_bytes
-        yield "reduce_scatter", "etp", layers * 2 * mesh.etp * rows_bytes
+        rows_bytes = sizes.receive_rows * run.model.hidden * _activation_bytes(run)
+        for way in ("forward", "backward"):
+            yield way, "all_gather", "etp", rows_bytes
+            yield way, "reduce_scatter", "etp", mesh.etp * rows_bytes
 
 
 def _admission_numbers(moe: MoEConfig, sizes: ExpertSizes) -> int:

@@ -159,7 +159,7 @@ def _evaluation(trainer: Trainer, inputs: Inputs, record: Callable[[Record], Non
     run = trainer.config.run
     if inputs.valid is None:
         return lambda step: None
-    evaluate = Evaluator(trainer.model, inputs.valid, trainer.ranks)
+    evaluate = Evaluator(trainer.model, inputs.valid, trainer.ranks, site=trainer.site)
 
     def after_step(step: int) -> None:
         if step % run.eval_every == 0 or step == run.steps:

@@ -7,7 +7,6 @@ import numpy as np
 
 from ascend_moe_train.cluster.rank import Progress, progress, run_id, unlink_shared_memory
 from ascend_moe_train.config import RunConfig
-from ascend_moe_train.errors import ConfigError
 from ascend_moe_train.parallel.agree import broadcast_json, exchange_json
 from ascend_moe_train.parallel.comm import Comm, Group, LocalComm
 from ascend_moe_train.parallel.mesh import Mesh, mesh_of
@@ -22,6 +21,8 @@ class Ranks:
     mesh: Mesh
     data: Group
     """The ranks that train on other sequences at the same time, one for each part of a step's batch."""
+    counting: Group
+    """The ranks whose losses add up to that of all sequences."""
     progress: Progress
     """Where this rank says what it is at."""
 
@@ -35,8 +36,9 @@ class Ranks:
         self.comm.barrier(self.comm.world)
 
     def total(self, values: list[float]) -> list[float]:
-        """Sums over the ranks with sequences of their own."""
-        return [float(x) for x in self.comm.all_reduce(self.data, np.array(values, np.float64))]
+        """Sums of what ranks have of the losses of their sequences: some of the tokens, or nothing on another stage
+        than the last."""
+        return [float(x) for x in self.comm.all_reduce(self.counting, np.array(values, np.float64))]
 
     def sum_of_all(self, value: float) -> float:
         """The sum over all ranks."""
@@ -49,6 +51,11 @@ class Ranks:
     def first_of(self, value: str | None) -> str | None:
         """The value of the lowest rank that has one."""
         return next((each for each in exchange_json(self.comm, value) if each is not None), None)
+
+    def least_of(self, values: list[tuple[int, str]]) -> tuple[int, str] | None:
+        """Of all ranks' numbered values the one with the lowest number, of the lowest rank that has it."""
+        everyone = [(number, text) for each in exchange_json(self.comm, values) for number, text in each]
+        return min(everyone, key=lambda value: value[0], default=None)
 
     def of_first(self, value: Any) -> Any:
         """The first rank's value; JSON only. The others' are not looked at."""
@@ -78,14 +85,12 @@ def join(config: RunConfig) -> Ranks:
     return _ranks(config, WatchedComm(comm, on_call))
 
 
-def trainable_mesh(config: RunConfig, num_ranks: int) -> Mesh:
-    """The mesh of a run that trains on so many ranks. Raises ConfigError: they do not fit, or not yet."""
-    for axis in ("pp", "cp"):
-        if (size := getattr(config.parallel, axis)) > 1:
-            raise ConfigError(f"parallel.{axis} {size}: amt mesh lays it out, training has 1 only so far")
-    return mesh_of(config, num_ranks)
-
-
 def _ranks(config: RunConfig, comm: Comm) -> Ranks:
-    mesh = trainable_mesh(config, comm.world.size)
-    return Ranks(comm=comm, mesh=mesh, data=comm.split("dp", mesh.groups(("dp",))), progress=progress())
+    mesh = mesh_of(config, comm.world.size)
+    return Ranks(
+        comm=comm,
+        mesh=mesh,
+        data=comm.split("dp", mesh.groups(("dp",))),
+        counting=comm.split("loss", mesh.groups(("pp", "dp", "cp"))),
+        progress=progress(),
+    )

@@ -4,8 +4,9 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from ascend_moe_train.config import RunConfig
+from ascend_moe_train.parallel.mesh import mesh_of
 from ascend_moe_train.train.inputs import open_inputs
-from ascend_moe_train.train.ranks import Ranks, alone, trainable_mesh
+from ascend_moe_train.train.ranks import Ranks, alone
 from ascend_moe_train.train.run_lock import locked
 from ascend_moe_train.train.stop import StopRequest
 from ascend_moe_train.train.view import View
@@ -16,7 +17,7 @@ def check(config: RunConfig, num_ranks: int) -> None:
 
     Leaves nothing behind. Raises UserError subclasses.
     """
-    mesh = trainable_mesh(config, num_ranks)
+    mesh = mesh_of(config, num_ranks)
     with locked(Path(config.run.dir)):
         open_inputs(config, 0, mesh.dp)
 

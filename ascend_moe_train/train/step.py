@@ -228,9 +228,7 @@ class TrainStep:
         figures, counts_sum = self._passes(micros, ms.Tensor(control[3:4].astype(np.float32)))
         return self._result(counts_sum, self._update(ms.Tensor(figures), control_5), control)
 
-    def _result(
-        self, counts_LE: NDArray[Any], update: tuple[Tensor, ...], control: NDArray[np.float64]
-    ) -> StepResult:
+    def _result(self, counts_LE: NDArray[Any], update: tuple[Tensor, ...], control: NDArray[np.float64]) -> StepResult:
         figures, total, norm, applied, square_P = (x.asnumpy() for x in update[:5])
         if isinstance(self._optimizer, HostAdamW):
             self._update_on_host(self._optimizer, update[5:], norm, applied, control)

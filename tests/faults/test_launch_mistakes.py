@@ -16,7 +16,6 @@ MISTAKES = {
     ),
     "no tokenizer": (("data.tokenizer=absent.json",), "absent.json: no such file"),
     "sequences longer than the corpus": (("data.seq_len=100000",), "one sequence of data.seq_len 100000 needs 100001"),
-    "stages": (("model.num_layers=2", "parallel.pp=2"), "parallel.pp 2: amt mesh lays it out, training has 1 only"),
     "more stages than layers": (("parallel.pp=2",), "parallel.pp 2: the model has 1 layers"),
     "ranks that do not divide": (("parallel.tp=4",), "2 ranks do not divide by parallel"),
     "sequences that do not divide": (("batch.micro_sequences=4",), "batch.global_sequences 4 does not divide by dp 2"),

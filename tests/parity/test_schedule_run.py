@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from ascend_moe_train.parallel.schedule import COMPUTE, ScheduleName, schedule
+from ascend_moe_train.parallel.config import ScheduleName
+from ascend_moe_train.parallel.schedule import COMPUTE, schedule
 from ascend_moe_train.parallel.timeline import EqualStages, simulate
 from tests.ranks import run_ranks
 

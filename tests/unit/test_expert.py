@@ -20,6 +20,7 @@ from ascend_moe_train.parallel.expert import make_dispatcher
 from ascend_moe_train.parallel.expert_sizes import ExpertSizes
 from ascend_moe_train.parallel.host_ops import HostOps
 from ascend_moe_train.parallel.mesh import Mesh
+from ascend_moe_train.parallel.places import token_order
 from tests.model_run import kernels
 
 NO_NOISE = ms.Tensor(np.array([-1], np.int32))
@@ -96,7 +97,9 @@ class _Dispatch(nn.Cell):
 def test_another_number_of_tokens_is_refused() -> None:
     config, mesh, collectives = MoEConfig(num_experts=2, top_k=1, ffn=1), Mesh.make(1), HostOps(LocalComm())
     sizes = ExpertSizes.of(config, mesh, 4, None)
-    dispatch = _Dispatch(make_dispatcher(config, sizes, mesh, collectives.world, collectives, kernels("portable")))
+    order = token_order(mesh, [0], 1, 4)
+    made = make_dispatcher(config, sizes, mesh, collectives.world, order, collectives, kernels("portable"))
+    dispatch = _Dispatch(made)
     x_TD, expert_TK, gate_TK = (np.ones((5, size), dtype) for size, dtype in ((3, "f4"), (1, "i4"), (1, "f4")))
     with pytest.raises(ValueError, match="5 tokens for a dispatcher that was made for 4"):
         dispatch(ms.Tensor(x_TD), ms.Tensor(expert_TK), ms.Tensor(gate_TK))

@@ -93,7 +93,8 @@ def change(model: Transformer, weight: str, place: tuple[int, ...] | slice, valu
     parameter.set_data(ms.Tensor(changed))
 
 
-ALONE = Ranks(comm=LocalComm(), mesh=Mesh.make(1), data=LocalComm.world, progress=Unwatched())
+HERE = LocalComm.world
+ALONE = Ranks(comm=LocalComm(), mesh=Mesh.make(1), data=HERE, counting=HERE, progress=Unwatched())
 
 
 def origin(model: Transformer, broken: StepResult) -> str:

@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ascend_moe_train.parallel.schedule import SCHEDULES, Action, Kind, ScheduleName, bounds, held, in_flight, schedule
+from ascend_moe_train.parallel.config import ScheduleName
+from ascend_moe_train.parallel.schedule import SCHEDULES, Action, Kind, bounds, held, in_flight, schedule
 from ascend_moe_train.parallel.schedule import walk as walked
 from ascend_moe_train.parallel.schedule_check import check
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from ascend_moe_train.cli.main import main
-from ascend_moe_train.parallel.schedule import COMPUTE, Action, Kind, ScheduleName, schedule
+from ascend_moe_train.parallel.config import ScheduleName
+from ascend_moe_train.parallel.schedule import COMPUTE, Action, Kind, schedule
 from ascend_moe_train.parallel.timeline import EqualStages, Timeline, equal_stages, simulate
 
 STAGES, MICRO = (1, 2, 3, 4, 8), (1, 2, 3, 4, 7, 8, 16, 32)

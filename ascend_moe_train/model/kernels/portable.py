@@ -13,6 +13,8 @@ from mindspore.ops import constexpr
 Tensor = Any
 
 BLOCK_ROWS = 64
+# the scores of so many queries are in memory at once
+PART_QUERIES = 256
 
 
 @constexpr
@@ -38,6 +40,60 @@ def _expert_of_row(num_rows: int, counts_E: Tensor) -> Tensor:
     row_R1 = ops.expand_dims(numbers(num_rows), 1)
     past_RE = ops.cast(row_R1 >= ops.expand_dims(ops.cumsum(counts_E, 0), 0), ms.int32)
     return ops.cast(ops.sum(past_RE, 1), ms.int32)
+
+
+@constexpr
+def _blocks(num_queries: int) -> tuple[slice, ...]:
+    return tuple(slice(start, start + PART_QUERIES) for start in range(0, num_queries, PART_QUERIES))
+
+
+def _by_kv_head(x_BSHZ: Tensor, num_kv_heads: int) -> Tensor:
+    """(B, S, H, Z) -> (B * G, H / G * S, Z)."""
+    B, S, H, Z = x_BSHZ.shape
+    return ops.reshape(ops.transpose(x_BSHZ, (0, 2, 1, 3)), (B * num_kv_heads, H // num_kv_heads * S, Z))
+
+
+def _products(q_BSHZ: Tensor, k_BJGZ: Tensor) -> Tensor:
+    """Of each query with each key of its head: (B, H, S, J)."""
+    B, S, H, _ = q_BSHZ.shape
+    J, G = k_BJGZ.shape[1:3]
+    products = ops.BatchMatMul(transpose_b=True)(_by_kv_head(q_BSHZ, G), _by_kv_head(k_BJGZ, G))
+    return ops.reshape(products, (B, H, S, J))
+
+
+def _weighted(p_BHSJ: Tensor, v_BJGY: Tensor) -> Tensor:
+    """Sums over keys: (B, S, H, Y)."""
+    B, H, S, J = p_BHSJ.shape
+    G, Y = v_BJGY.shape[2:]
+    sums = ops.BatchMatMul()(ops.reshape(p_BHSJ, (B * G, H // G * S, J)), _by_kv_head(v_BJGY, G))
+    return ops.transpose(ops.reshape(sums, (B, H, S, Y)), (0, 2, 1, 3))
+
+
+def _collected(p_BHSJ: Tensor, x_BSHY: Tensor, like_BJGY: Tensor) -> Tensor:
+    """Sums over queries, and over the heads that share one of keys: (B, J, G, Y)."""
+    B, H, S, J = p_BHSJ.shape
+    G, Y = like_BJGY.shape[2:]
+    sums = ops.BatchMatMul(transpose_a=True)(ops.reshape(p_BHSJ, (B * G, H // G * S, J)), _by_kv_head(x_BSHY, G))
+    return ops.transpose(ops.reshape(sums, (B, G, J, Y)), (0, 2, 1, 3))
+
+
+def _part(q_BSHZ: Tensor, k_BJGZ: Tensor, v_BJGY: Tensor, first_BS: Tensor, past_BS: Tensor) -> tuple[Tensor, Tensor]:
+    """`attention_part` of one block of queries."""
+    scores = _part_scores(q_BSHZ, k_BJGZ, first_BS, past_BS)
+    top = ops.amax(scores, -1, True)
+    p = ops.exp(scores - top)
+    sum_BHS = ops.sum(p, -1)
+    out = _weighted(p, v_BJGY) / ops.expand_dims(ops.transpose(sum_BHS, (0, 2, 1)), 3)
+    return out, ops.squeeze(top, -1) + ops.log(sum_BHS)
+
+
+def _part_scores(q_BSHZ: Tensor, k_BJGZ: Tensor, first_BS: Tensor, past_BS: Tensor) -> Tensor:
+    """Scaled, and unreachably low where a query does not see a key: (B, H, S, J)."""
+    scores = _products(q_BSHZ, k_BJGZ) * (q_BSHZ.shape[3] ** -0.5)
+    key_J = numbers(k_BJGZ.shape[1])
+    seen_BSJ = ops.logical_and(key_J >= ops.expand_dims(first_BS, 2), key_J < ops.expand_dims(past_BS, 2))
+    seen = ops.broadcast_to(ops.expand_dims(seen_BSJ, 1), scores.shape)
+    return ops.select(seen, scores, ops.full_like(scores, -1e30))
 
 
 class PortableKernels:
@@ -91,6 +147,40 @@ class PortableKernels:
             p = ops.softmax(scores, -1)
         out = ops.BatchMatMul()(ops.reshape(p, (B * G, H // G * S, S)), v)
         return ops.transpose(ops.reshape(out, (B, H, S, Y)), (0, 2, 1, 3))
+
+    def attention_part(
+        self, q_BSHZ: Tensor, k_BJGZ: Tensor, v_BJGY: Tensor, first_BS: Tensor, past_BS: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """A block of queries after the other, so that memory is that of one block's scores."""
+        rows = _blocks(q_BSHZ.shape[1])
+        parts = [_part(q_BSHZ[:, rows[0]], k_BJGZ, v_BJGY, first_BS[:, rows[0]], past_BS[:, rows[0]])]
+        for block in rows[1:]:
+            q = ops.depend(q_BSHZ[:, block], parts[-1])
+            parts.append(_part(q, k_BJGZ, v_BJGY, first_BS[:, block], past_BS[:, block]))
+        return ops.concat([part[0] for part in parts], 1), ops.concat([part[1] for part in parts], 2)
+
+    def attention_part_gradient(
+        self,
+        dout_BSHY: Tensor,
+        dot_BHS: Tensor,
+        log_sum_BHS: Tensor,
+        q_BSHZ: Tensor,
+        k_BJGZ: Tensor,
+        v_BJGY: Tensor,
+        first_BS: Tensor,
+        past_BS: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Probabilities are computed again, a block of queries after the other."""
+        dq, dk, dv = [], ops.ZerosLike()(k_BJGZ), ops.ZerosLike()(v_BJGY)
+        for block in _blocks(q_BSHZ.shape[1]):
+            q, dout = ops.depend(q_BSHZ[:, block], (dk, dv)), dout_BSHY[:, block]
+            scores = _part_scores(q, k_BJGZ, first_BS[:, block], past_BS[:, block])
+            p = ops.exp(scores - ops.expand_dims(log_sum_BHS[:, :, block], 3))
+            dp = _products(dout, v_BJGY)
+            dscores = p * (dp - ops.expand_dims(dot_BHS[:, :, block], 3)) * (q.shape[3] ** -0.5)
+            dq.append(_weighted(dscores, k_BJGZ))
+            dk, dv = dk + _collected(dscores, q, k_BJGZ), dv + _collected(p, dout, v_BJGY)
+        return ops.concat(dq, 1), dk, dv
 
     def swiglu(self, h_RF: Tensor) -> Tensor:
         half = h_RF.shape[-1] // 2

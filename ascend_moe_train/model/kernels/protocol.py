@@ -1,8 +1,8 @@
 """The seam between the model and a device's kernels. The legend below holds for every file of `model/`.
 
-T tokens (B * S), B batch, S sequence, D hidden, F feed-forward width, V vocabulary, H query heads, G key/value heads,
-Z head size, Y head size of values, E experts, K experts per token (top-k), N = T * K assignments, R rows of the expert
-buffer, L layers.
+T tokens (B * S), B batch, S sequence, J sequence of keys, D hidden, F feed-forward width, V vocabulary, H query heads,
+G key/value heads, Z head size, Y head size of values, E experts, K experts per token (top-k), N = T * K assignments, R
+rows of the expert buffer, L layers.
 """
 
 from typing import Any, Protocol
@@ -47,6 +47,30 @@ class Kernels(Protocol):
         Head h reads key/value head h // (H / G). Segment numbers never fall along a sequence. With `window`, a query
         sees that many keys at most, itself included. A head's sink is one more score, of a key without a value.
         """
+
+    def attention_part(
+        self, q_BSHZ: Tensor, k_BJGZ: Tensor, v_BJGY: Tensor, first_BS: Tensor, past_BS: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Softmax attention to some of the keys: -> (B, S, H, Y), and logsumexp of the scores (B, H, S).
+
+        A query sees the keys from `first` to before `past`, of J; neither falls along the queries. Parts are put
+        together by the logarithms, which are -1e30 or less where a query sees nothing; its output is then any number.
+        Both results are fp32 whatever the inputs are.
+        """
+
+    def attention_part_gradient(
+        self,
+        dout_BSHY: Tensor,
+        dot_BHS: Tensor,
+        log_sum_BHS: Tensor,
+        q_BSHZ: Tensor,
+        k_BJGZ: Tensor,
+        v_BJGY: Tensor,
+        first_BS: Tensor,
+        past_BS: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What these keys contribute to dq, and their dk and dv, from the gradient of the output of all parts together:
+        `log_sum` is that of all scores, `dot` the product of output and gradient, of each query. Results are fp32."""
 
     def swiglu(self, h_RF: Tensor) -> Tensor:
         """silu(first half) * second half of the columns: (R, 2F) -> (R, F)."""

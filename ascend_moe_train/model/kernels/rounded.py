@@ -55,6 +55,26 @@ class RoundedKernels:
         wide = (self._wide(q_BSHZ), self._wide(k_BSGZ), self._wide(v_BSGY))
         return self._narrow(self.base.attention(*wide, segment_BS, window, sink_H))
 
+    def attention_part(
+        self, q_BSHZ: Tensor, k_BJGZ: Tensor, v_BJGY: Tensor, first_BS: Tensor, past_BS: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        wide = (self._wide(q_BSHZ), self._wide(k_BJGZ), self._wide(v_BJGY))
+        return self.base.attention_part(*wide, first_BS, past_BS)
+
+    def attention_part_gradient(
+        self,
+        dout_BSHY: Tensor,
+        dot_BHS: Tensor,
+        log_sum_BHS: Tensor,
+        q_BSHZ: Tensor,
+        k_BJGZ: Tensor,
+        v_BJGY: Tensor,
+        first_BS: Tensor,
+        past_BS: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        wide = (self._wide(q_BSHZ), self._wide(k_BJGZ), self._wide(v_BJGY))
+        return self.base.attention_part_gradient(dout_BSHY, dot_BHS, log_sum_BHS, *wide, first_BS, past_BS)
+
     def swiglu(self, h_RF: Tensor) -> Tensor:
         return self._narrow(self.base.swiglu(self._wide(h_RF)))
 
