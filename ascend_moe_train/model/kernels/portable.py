@@ -176,8 +176,8 @@ class PortableKernels:
             q, dout = ops.depend(q_BSHZ[:, block], (dk, dv)), dout_BSHY[:, block]
             scores = _part_scores(q, k_BJGZ, first_BS[:, block], past_BS[:, block])
             p = ops.exp(scores - ops.expand_dims(log_sum_BHS[:, :, block], 3))
-            dp = _products(dout, v_BJGY)
-            dscores = p * (dp - ops.expand_dims(dot_BHS[:, :, block], 3)) * (q.shape[3] ** -0.5)
+            dproduct = _products(dout, v_BJGY)
+            dscores = p * (dproduct - ops.expand_dims(dot_BHS[:, :, block], 3)) * (q.shape[3] ** -0.5)
             dq.append(_weighted(dscores, k_BJGZ))
             dk, dv = dk + _collected(dscores, q, k_BJGZ), dv + _collected(p, dout, v_BJGY)
         return ops.concat(dq, 1), dk, dv
