@@ -3,6 +3,7 @@
 from ascend_moe_train.config import RunConfig
 from ascend_moe_train.model.transformer import Transformer
 from ascend_moe_train.parallel.comm import Collectives
+from ascend_moe_train.parallel.context import apply_context
 from ascend_moe_train.parallel.expert import apply_expert
 from ascend_moe_train.parallel.mesh import Mesh
 from ascend_moe_train.parallel.shards import Placement, placements
@@ -20,14 +21,17 @@ def placed_by(config: RunConfig, mesh: Mesh, rank: int) -> dict[str, Placement]:
 def parallelize(model: Transformer, mesh: Mesh, config: RunConfig, collectives: Collectives) -> Sharded:
     """Cuts the model for this rank of the mesh and returns what the optimizer, the step and checkpoints see of it.
 
-    The order: weights are cut; heads, width and vocabulary are shared out inside a tp group; tokens find their way to
-    the ranks of their experts; last, gradients and what the optimizer keeps are shared out to the ranks that would hold
-    the same. The model's weights are still to be filled. Raises TrainingError if the parts do not add up to the model.
+    The order: weights are cut; heads, width and vocabulary are shared out inside a tp group; attention sees the whole
+    sequences of which ranks of a cp group have pieces; tokens find their way to the ranks of their experts; last,
+    gradients and what the optimizer keeps are shared out to the ranks that would hold the same. Pipeline stages need
+    nothing else: their weights alone are here. The model's weights are still to be filled. Raises TrainingError if the
+    parts do not add up to the model.
     """
     placed = placed_by(config, mesh, collectives.rank)
     if mesh.world_size > 1:
         cut_weights(model, placed)
         tensor_group = collectives.split("tp", mesh.groups(("tp",)))
         apply_tensor(model, tensor_group, collectives, by_tokens=config.parallel.sequence_parallel)
+        apply_context(model, mesh, config, collectives)
         apply_expert(model, mesh, config, collectives)
     return apply_zero(model, placed, mesh, config, collectives)

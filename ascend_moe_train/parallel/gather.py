@@ -4,7 +4,7 @@ Cells of the model keep their code: a cell's weight becomes this rank's flat par
 that put the whole together first. Shape letters: see model/kernels/protocol.py; P elements of a flat part.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -160,11 +160,16 @@ def gathered_names(model: Transformer) -> set[str]:
 
 
 def gather_on_use(
-    model: Transformer, shares: Mapping[str, Share], collectives: Collectives, wire: Wire | None
+    model: Transformer,
+    shares: Mapping[str, Share],
+    collectives: Collectives,
+    wire: Wire | None,
+    passes: Callable[[str], tuple[int, int]],
 ) -> dict[str, Uses]:
     """Gives the cells of a model parts, zero until they are filled, instead of the weights whose share is `on_use`.
 
-    Branches of the model must be in order before (see `autodiff.InOrder`). Returns how each is used.
+    Branches of the model must be in order before (see `autodiff.InOrder`). Returns how each is used by a micro-batch,
+    which goes through the tensor's layer in so many `passes` forward and backward.
     """
     made: dict[str, _Weight] = {}
     by_cell: dict[str, list[_Weight]] = {}
@@ -183,7 +188,7 @@ def gather_on_use(
         cells[place].kernels = GatheringKernels(cells[place].kernels, weights)
     if model.tie_embeddings and "embed.weight" in made:
         model.kernels = GatheringKernels(model.kernels, [made["embed.weight"]])
-    return {name: _uses(name, model, shares[name].is_trained) for name in made}
+    return {name: _uses(name, model, shares[name].is_trained, *passes(name)) for name in made}
 
 
 def _gathered(model: Transformer) -> list[tuple[str, Any, str]]:
@@ -198,13 +203,14 @@ def _gathered(model: Transformer) -> list[tuple[str, Any, str]]:
     ]
 
 
-def _uses(name: str, model: Transformer, is_trained: bool) -> Uses:
-    """Everything is used once, but embedding and head once more in each block of multi-token prediction."""
+def _uses(name: str, model: Transformer, is_trained: bool, forward: int, backward: int) -> Uses:
+    """Everything is used once in a pass, but embedding and head once more in each block of multi-token prediction; for
+    the gradient of what it embeds, an embedding is not needed."""
     times = 1 + (len(model.mtp) if model.has_mtp else 0)
     if name == "embed.weight":
         products = times if model.tie_embeddings else 0
-        uses, gathers = times + products, times + 2 * products
+        uses, gathers = times + products, times * forward + products * (forward + backward)
     else:
         uses = times if name == "head.weight" else 1
-        gathers = 2 * uses
-    return Uses(gathers=gathers, reductions=uses if is_trained else 0)
+        gathers = uses * (forward + backward)
+    return Uses(gathers=gathers, reductions=uses * backward if is_trained else 0)

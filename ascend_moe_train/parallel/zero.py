@@ -28,6 +28,7 @@ from ascend_moe_train.parallel.gather import gather_on_use, gathered_names
 from ascend_moe_train.parallel.mesh import Mesh
 from ascend_moe_train.parallel.reduction import ShardedReduction
 from ascend_moe_train.parallel.shards import Placement, repeat_groups
+from ascend_moe_train.parallel.stages import stages_of
 from ascend_moe_train.parallel.zero_costs import ZeroPlan
 
 _WIRES: Mapping[str, Wire | None] = {"fp32": None, "bf16": "bf16", "fp16": "fp16"}
@@ -136,13 +137,15 @@ def apply_zero(
     parallel = config.parallel
     weights = dict(model.weights())
     shares = _shares(model, placed, mesh, config, collectives)
-    wire = _WIRES[parallel.reduce_dtype]
+    wire, stages = _WIRES[parallel.reduce_dtype], stages_of(config)
     plan = ZeroPlan(
         stage=parallel.zero_stage,
         shares=tuple(shares.values()),
         names=_names(weights, placed, config.lora is not None),
         world=collectives.world,
-        uses=gather_on_use(model, shares, collectives, wire),
+        uses=gather_on_use(
+            model, shares, collectives, wire, lambda name: stages.passes(stages.virtual_stage(name), parallel.schedule)
+        ),
         bucket_bytes=parallel.bucket_bytes,
         wire=wire,
         offload=parallel.offload_optimizer,

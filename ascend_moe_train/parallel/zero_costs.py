@@ -108,8 +108,8 @@ def zero_traffic(plan: ZeroPlan, num_micro: int) -> Traffic:
         all_reduce      over neighbours: w q, r times                     one call a bucket; on use m times, a call each
         all_reduce      over the world: 4 (5 + number of tensors)         one call
 
-    In groups of one rank nothing is called. A use is one in the forward pass and, but for the embedding, another in the
-    backward pass. With adapters this is the most that can be: what no gradient needs is left out.
+    In groups of one rank nothing is called. A use is one in each forward pass and, but for the embedding, in each
+    backward pass (`Stages.passes`). With adapters this is the most that can be: what no gradient needs is left out.
     """
     wire_bytes = ELEMENT_BYTES if plan.wire is None else WIRE_DTYPES[plan.wire].itemsize
     reductions = num_micro if plan.stage > 1 else 1

@@ -1,5 +1,6 @@
 """The step of one rank, from its part of a model."""
 
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -12,6 +13,7 @@ from ascend_moe_train.optim.host_adamw import HostAdamW
 from ascend_moe_train.parallel.comm import Comm
 from ascend_moe_train.parallel.mesh import Mesh, num_micro
 from ascend_moe_train.parallel.pipeline import Pipeline, StageSite
+from ascend_moe_train.parallel.places import own_part
 from ascend_moe_train.parallel.zero import Sharded
 from ascend_moe_train.train.step import TrainStep
 
@@ -45,6 +47,7 @@ def make_step(
         summed=sharded.summed,
         names=sharded.names,
         total_of=total_of,
+        own=partial(own_part, mesh=mesh, here=mesh.coordinates(comm.rank)),
         refill=sharded.refill,
         make_passes=None if site is None else make_passes,
         moe_rows=None if site is None else tuple(chain.from_iterable(site.moe_rows)),

@@ -1,6 +1,6 @@
 """Validation loss. Shape letters: see model/kernels/protocol.py."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -37,7 +37,7 @@ class _LossSum(nn.Cell):
 class Evaluator:
     """Evaluates a model on the same validation sequences each time, shared out to the ranks by micro-batches.
 
-    `site` is this rank's place in a pipeline, `own` what of a batch is this rank's."""
+    `site` is this rank's place in a pipeline."""
 
     def __init__(
         self,
@@ -46,17 +46,15 @@ class Evaluator:
         ranks: Ranks,
         *,
         site: StageSite | None = None,
-        own: Callable[[Batch], Batch] | None = None,
     ) -> None:
         self._cells = [_LossSum(chunk) for chunk in chunks_of(model, site)]
-        self._loader, self._ranks, self._site, self._own = loader, ranks, site, own
+        self._loader, self._ranks, self._site = loader, ranks, site
         self._no_noise = ms.Tensor(np.array([-1], np.int32))
 
     def __call__(self, step: int) -> EvalRecord:
         """The record after `step` finished steps."""
         loss, tokens = 0.0, 0
-        for batch in self._own_batches():
-            batch = batch if self._own is None else self._own(batch)
+        for batch in map(self._ranks.own, self._own_batches()):
             results = through_stages(self._cells, self._site, (*batch_tensors(batch), self._no_noise))
             loss += sum(float(result[0]) for _, result in results)
             if self._cells[-1].chunk.is_last:

@@ -7,9 +7,11 @@ import numpy as np
 
 from ascend_moe_train.cluster.rank import Progress, progress, run_id, unlink_shared_memory
 from ascend_moe_train.config import RunConfig
+from ascend_moe_train.data.loader import Batch
 from ascend_moe_train.parallel.agree import broadcast_json, exchange_json
 from ascend_moe_train.parallel.comm import Comm, Group, LocalComm
 from ascend_moe_train.parallel.mesh import Mesh, mesh_of
+from ascend_moe_train.parallel.places import own_part
 from ascend_moe_train.parallel.watched import WatchedComm
 
 
@@ -30,6 +32,10 @@ class Ranks:
     def is_first(self) -> bool:
         """Whether this rank writes what a run writes once, and talks to the user."""
         return self.comm.rank == 0
+
+    def own(self, batch: Batch) -> Batch:
+        """What of a batch of this rank's sequences is its own part of them."""
+        return own_part(batch, self.mesh, self.mesh.coordinates(self.comm.rank))
 
     def wait_for_all(self) -> None:
         """Returns once all ranks have come here."""

@@ -130,7 +130,8 @@ class Trainer:
             if not _is_finite(result):
                 # of a single rank sequence by sequence; several need equally many tokens, which tp cuts
                 passes = len(batch.tokens_BS) if self.ranks.mesh.world_size == 1 else self._step.num_micro
-                origin = find_origin(self.model, self.ranks, batch, result, noise_seed, passes, self.site)
+                own = self.ranks.own(batch)
+                origin = find_origin(self.model, self.ranks, own, result, noise_seed, passes, self.site)
                 why = f"first not finite: {origin}"
             raise TrainingError(
                 f"stopped at step {self.state.step}: {self.state.bad_in_row} steps in a row were skipped, {last}; {why}"

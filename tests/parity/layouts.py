@@ -55,6 +55,8 @@ DEEP: dict[str, dict[str, Any]] = {
     "deep mixtral": {**MIXTRAL, "num_layers": 4, "tie_embeddings": True},
     "deep deepseek": {**DEEPSEEK, "num_layers": 4, "mtp": {"depth": 1, "loss_coef": 0.3}},
 }
+# of which no tensor is at both ends of a pipeline
+UNTIED: dict[str, dict[str, Any]] = {"untied mixtral": {**MIXTRAL, "num_layers": 4}}
 MODES: dict[str, dict[str, Any]] = {
     "dropless": {},
     # under 1, so that some are dropped whatever the routing
@@ -88,6 +90,12 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "pp2 x ep2": (4, {"pp": 2, "ep": 2, "zero_stage": 1}),
     "pp2 x tp2 x ep2": (4, {"pp": 2, "tp": 2, "ep": 2, "sequence_parallel": True}),
     "pp2 x tp2 x dp2": (8, {"pp": 2, "tp": 2, "stage_layers": [1, 3]}),
+    "cp2 ring": (2, {"cp": 2}),
+    "cp4 ring": (4, {"cp": 4}),
+    "cp2 ulysses": (2, {"cp": 2, "context": "ulysses"}),
+    "cp4 ulysses": (4, {"cp": 4, "context": "ulysses"}),
+    "pp2 x dp2 x cp2": (8, {"pp": 2, "cp": 2, "zero_stage": 1}),
+    "pp2 zero bubble, zero3": (4, {"pp": 2, "schedule": "zero_bubble", "zero_stage": 3}),
     # beyond what was asked for: everything at once
     "tp2+sp x ep2 x etp2 zero3": (4, {"tp": 2, "sequence_parallel": True, "ep": 2, "etp": 2, "zero_stage": 3}),
     "tp4 x ep4 in nodes of 2, zero2": (4, {"tp": 4, "ep": 4, "hierarchical_ranks": 2, "zero_stage": 2}),
@@ -120,7 +128,7 @@ class Case:
 
     def run(self) -> RunConfig:
         """The run file that a user would write."""
-        model = (MODELS | DEEP)[self.model]
+        model = (MODELS | DEEP | UNTIED)[self.model]
         parallel = LAYOUTS[self.layout][1] if self.layout is not None else {}
         axes = {axis: parallel.get(axis, 1) for axis in ("tp", "pp", "cp")}
         dp = self.num_ranks // (axes["tp"] * axes["pp"] * axes["cp"])
@@ -144,15 +152,19 @@ class Case:
 
 
 def models_of(layout: str) -> dict[str, dict[str, Any]]:
-    """Those that have enough layers."""
-    return DEEP if LAYOUTS[layout][1].get("pp", 1) > 1 else MODELS
+    """Those that can be laid out so."""
+    parallel = LAYOUTS[layout][1]
+    if parallel.get("pp", 1) == 1:
+        return MODELS
+    return UNTIED if parallel.get("zero_stage", 0) > 1 else DEEP
 
 
 def some_cases() -> list[Case]:
     """Every layout once, models, modes and accumulation in turn."""
     found = []
     for number, layout in enumerate(LAYOUTS):
-        model, mode = tuple(models_of(layout))[number % 2], tuple(MODES)[number // 2 % 2]
+        models = tuple(models_of(layout))
+        model, mode = models[number % len(models)], tuple(MODES)[number // 2 % 2]
         found.append(Case(layout=layout, model=model, mode=mode, num_micro=1 + number // 4 % 2))
     return found
 
