@@ -1,8 +1,9 @@
 """Tiny models, the layouts that must train them as one process does, and what is fed to them."""
 
 import json
+import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 
 from ascend_moe_train.config import RunConfig
 from ascend_moe_train.data.loader import Batch
+from ascend_moe_train.errors import ConfigError
+from ascend_moe_train.parallel.mesh import mesh_of
 
 VOCAB, SEQ_LEN, SEQUENCES, STEPS = 64, 8, 8, 5
 
@@ -50,13 +53,16 @@ DEEPSEEK = {
     },
 }
 MODELS: dict[str, dict[str, Any]] = {"mixtral": MIXTRAL, "deepseek": DEEPSEEK}
-# the same with as many layers as pipelines need, the second with multi-token prediction
+# the same with as many layers as pipelines need, and what is needed at both of their ends
 DEEP: dict[str, dict[str, Any]] = {
-    "deep mixtral": {**MIXTRAL, "num_layers": 4, "tie_embeddings": True},
-    "deep deepseek": {**DEEPSEEK, "num_layers": 4, "mtp": {"depth": 1, "loss_coef": 0.3}},
+    f"{name} of {layers}": {**model, "num_layers": layers, **extra}
+    for layers in (2, 4)
+    for name, model, extra in (
+        ("tied mixtral", MIXTRAL, {"tie_embeddings": True}),
+        ("mtp deepseek", DEEPSEEK, {"mtp": {"depth": 1, "loss_coef": 0.3}}),
+        ("untied mixtral", MIXTRAL, {}),
+    )
 }
-# of which no tensor is at both ends of a pipeline
-UNTIED: dict[str, dict[str, Any]] = {"untied mixtral": {**MIXTRAL, "num_layers": 4}}
 MODES: dict[str, dict[str, Any]] = {
     "dropless": {},
     # under 1, so that some are dropped whatever the routing
@@ -110,6 +116,7 @@ class Case:
     model: str
     mode: str
     num_micro: int
+    sequences: int = SEQUENCES
 
     @property
     def name(self) -> str:
@@ -124,67 +131,126 @@ class Case:
     @property
     def reference(self) -> "Case":
         """The same training in one process."""
-        return Case(layout=None, model=self.model, mode=self.mode, num_micro=self.num_micro)
+        return replace(self, layout=None)
 
     def run(self) -> RunConfig:
         """The run file that a user would write."""
-        model = (MODELS | DEEP | UNTIED)[self.model]
         parallel = LAYOUTS[self.layout][1] if self.layout is not None else {}
         axes = {axis: parallel.get(axis, 1) for axis in ("tp", "pp", "cp")}
         dp = self.num_ranks // (axes["tp"] * axes["pp"] * axes["cp"])
-        moe: Any = model["moe"]
-        return RunConfig.model_validate_json(
-            json.dumps(
-                {
-                    "run": {"dir": "unused", "steps": STEPS, "seed": 5},
-                    "model": {**model, "moe": {**moe, **MODES[self.mode]}},
-                    "data": {"train": [{"path": "unused"}], "tokenizer": "unused", "seq_len": SEQ_LEN},
-                    "batch": {
-                        "global_sequences": SEQUENCES,
-                        "micro_sequences": SEQUENCES // (dp * self.num_micro),
-                    },
-                    # a large eps: with a small one the first update is the sign of the gradient, however small that is
-                    "optim": {"lr": 1e-2, "warmup_steps": 0, "eps": 1e-3, "clip_norm": 0.5},
-                    "parallel": parallel,
-                }
-            )
+        model = (MODELS | DEEP)[self.model]
+        moe = {**model["moe"], **MODES[self.mode]}
+        batch = {"global_sequences": self.sequences, "micro_sequences": self.sequences // (dp * self.num_micro)}
+        return run_config({**model, "moe": moe}, batch, parallel)
+
+
+def run_config(model: dict[str, Any], batch: dict[str, int], parallel: dict[str, Any]) -> RunConfig:
+    """A run of a tiny model. Raises ConfigError or ValueError for what a user may not write."""
+    return RunConfig.model_validate_json(
+        json.dumps(
+            {
+                "run": {"dir": "unused", "steps": STEPS, "seed": 5},
+                "model": model,
+                "data": {"train": [{"path": "unused"}], "tokenizer": "unused", "seq_len": SEQ_LEN},
+                "batch": batch,
+                # a large eps: with a small one the first update is the sign of the gradient, however small that is
+                "optim": {"lr": 1e-2, "warmup_steps": 0, "eps": 1e-3, "clip_norm": 0.5},
+                "parallel": parallel,
+            }
         )
+    )
 
 
-def models_of(layout: str) -> dict[str, dict[str, Any]]:
+def models_of(parallel: dict[str, Any]) -> list[str]:
     """Those that can be laid out so."""
-    parallel = LAYOUTS[layout][1]
-    if parallel.get("pp", 1) == 1:
-        return MODELS
-    return UNTIED if parallel.get("zero_stage", 0) > 1 else DEEP
+    pp = parallel.get("pp", 1)
+    if pp == 1:
+        return list(MODELS)
+    listed = parallel.get("stage_layers", ())
+    layers = sum(listed) if isinstance(listed, list) else max(2, pp * parallel.get("chunks", 1))
+    kinds = ["untied mixtral"] if parallel.get("zero_stage", 0) > 1 else ["tied mixtral", "mtp deepseek"]
+    return [f"{kind} of {layers}" for kind in kinds]
 
 
 def some_cases() -> list[Case]:
     """Every layout once, models, modes and accumulation in turn."""
     found = []
-    for number, layout in enumerate(LAYOUTS):
-        models = tuple(models_of(layout))
+    for number, layout in enumerate(NAMED):
+        models = models_of(LAYOUTS[layout][1])
         model, mode = models[number % len(models)], tuple(MODES)[number // 2 % 2]
         found.append(Case(layout=layout, model=model, mode=mode, num_micro=1 + number // 4 % 2))
     return found
 
 
 def all_cases() -> Iterator[Case]:
-    """Every layout with each model and mode, with and without accumulation."""
-    for layout in LAYOUTS:
-        for model, mode, num_micro in product(models_of(layout), MODES, (1, 2)):
-            yield Case(layout=layout, model=model, mode=mode, num_micro=num_micro)
+    """Every layout with each model and mode, with and without accumulation; pipelines with more of it, and modes in
+    turn."""
+    for layout in NAMED:
+        parallel = LAYOUTS[layout][1]
+        if parallel.get("pp", 1) == 1:
+            for model, mode, num_micro in product(models_of(parallel), MODES, (1, 2)):
+                yield Case(layout=layout, model=model, mode=mode, num_micro=num_micro)
+            continue
+        for number, (model, num_micro) in enumerate(product(models_of(parallel), (1, 4, 8))):
+            mode = tuple(MODES)[number % 2]
+            yield Case(layout=layout, model=model, mode=mode, num_micro=num_micro, sequences=16)
 
 
-def global_batch(step: int) -> Batch:
+_AXES = ("pp", "tp", "cp", "ep", "etp")
+
+# To be mixed by `composed`: few, since each is trained in one process too.
+TRAININGS = {
+    1: (("mixtral", "capacity", 1), ("deepseek", "dropless", 2)),
+    2: (("tied mixtral of 2", "dropless", 4), ("mtp deepseek of 2", "capacity", 2)),
+    4: (("mtp deepseek of 4", "dropless", 4),),
+}
+
+
+def composed(count: int, seed: int) -> list[Case]:
+    """Random layouts up to 8 ranks, whatever a user may write, each another one; they are added to LAYOUTS."""
+    generator = random.Random(seed)
+    found: dict[str, Case] = {}
+    while len(found) < count:
+        pick = generator.choice
+        num_ranks = pick((2, 2, 4, 4, 4, 4, 4, 8))
+        parallel: dict[str, Any] = {axis: pick((1, 1, 2)) for axis in _AXES[1:]}
+        parallel |= {"pp": pick((1, 2, 2, 4)), "zero_stage": pick((0, 1, 1, 2, 3)), "bucket_bytes": pick((8192, 2**20))}
+        parallel |= {"sequence_parallel": pick((False, parallel["tp"] > 1))}
+        parallel |= {"context": pick(("ring", "ulysses"))} if parallel["cp"] > 1 else {}
+        if parallel["pp"] > 1:
+            parallel |= {"schedule": pick(("gpipe", "1f1b", "zero_bubble", "interleaved"))}
+            parallel |= {"chunks": 2} if parallel["schedule"] == "interleaved" else {}
+        layers = parallel["pp"] * parallel.get("chunks", 1)
+        model, mode, num_micro = pick(TRAININGS.get(layers, ((None, "", 0),)))
+        mixed = [axis for axis in _AXES if parallel[axis] > 1]
+        others = [f"{key}={value}" for key, value in parallel.items() if key not in (*_AXES, "bucket_bytes") and value]
+        name = f"{num_ranks} ranks " + " ".join([*(f"{axis}{parallel[axis]}" for axis in mixed), *others])
+        name = name.replace("sequence_parallel=True", "sp")
+        if model is None or name in found or len(mixed) < 2:
+            continue
+        LAYOUTS[name] = (num_ranks, parallel)
+        case = Case(layout=name, model=model, mode=mode, num_micro=num_micro)
+        try:
+            mesh_of(case.run(), num_ranks)
+        except (ValueError, ConfigError, ZeroDivisionError):
+            continue
+        found[name] = case
+    return list(found.values())
+
+
+def global_batch(step: int, sequences: int = SEQUENCES) -> Batch:
     """All sequences of a step: two documents in each, and some targets that are not counted."""
     generator = np.random.default_rng(step)
-    tokens = generator.integers(0, VOCAB, (SEQUENCES, SEQ_LEN + 1)).astype(np.int32)
-    segment = np.zeros((SEQUENCES, SEQ_LEN), np.int32) + (np.arange(SEQ_LEN) >= 5)
-    skipped = generator.random((SEQUENCES, SEQ_LEN)) < np.linspace(0.5, 0.0, SEQUENCES)[:, None]
+    tokens = generator.integers(0, VOCAB, (sequences, SEQ_LEN + 1)).astype(np.int32)
+    segment = np.zeros((sequences, SEQ_LEN), np.int32) + (np.arange(SEQ_LEN) >= 5)
+    skipped = generator.random((sequences, SEQ_LEN)) < np.linspace(0.5, 0.0, sequences)[:, None]
     return Batch(
         tokens_BS=tokens[:, :-1].copy(),
         targets_BS=np.where(skipped, -1, tokens[:, 1:]).astype(np.int32),
         segment_BS=segment.astype(np.int32),
         position_BS=(np.arange(SEQ_LEN) - 5 * segment).astype(np.int32),
     )
+
+
+NAMED = tuple(LAYOUTS)
+COMPOSED = composed(30, seed=1)

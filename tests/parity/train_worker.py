@@ -54,7 +54,7 @@ def train(case: Case, comm: Comm | None = None) -> dict[str, Any]:
     for number in range(STEPS):
         recording.calls.clear()
         control = np.array([*step_factors(config.optim, config.optim.lr, number + 1), 1.0, np.inf])
-        result = step(_own(global_batch(number), config, mesh, data.index), 1000 + number, control)
+        result = step(_own(global_batch(number, case.sequences), config, mesh, data.index), 1000 + number, control)
         figures.append({**asdict(result), "counts_LE": result.counts_LE})
         calls.append([[call.verb, call.group, call.payload_bytes] for call in recording.calls])
         if number in (0, STEPS - 1):
