@@ -1,14 +1,12 @@
 """The report of a run: one HTML file with its curves, expert load, configuration and versions. Pure."""
 
-import base64
-import hashlib
 import html
 import importlib.resources
-import json
 import re
 from pathlib import Path
 
 from ascend_moe_train.errors import MetricsError
+from ascend_moe_train.html_page import filled, policy_hash, script_json
 from ascend_moe_train.train.metrics import replace_file
 from ascend_moe_train.train.report_data import RunData, read_run, series_json, skipped_json
 from ascend_moe_train.train.report_figures import evaluation_table, status, tiles, versions_table
@@ -21,7 +19,6 @@ REPORT_NAME = "report.html"
 MAX_TEXT_BYTES = 2**18
 
 _YAML_KEY = re.compile(r"^(\s*(?:- )?)([\w.-]+:)", re.MULTILINE)
-_MARKER = re.compile(r"\{\{(\w+)\}\}")
 
 
 def write_report(run_dir: Path) -> Path:
@@ -55,29 +52,17 @@ def render(title: str, data: RunData, info: RunInfo | None, *, config: str | Non
         "status": status(data, info),
         "tiles": tiles(data, info),
         "sections": "\n".join(section for section in sections if section),
-        "data": _script_json(payload),
+        "data": script_json(payload),
         "style": style,
         "script": script,
-        "style_hash": _policy_hash(style),
-        "script_hash": _policy_hash(script),
+        "style_hash": policy_hash(style),
+        "script_hash": policy_hash(script),
     }
-    # One pass: a marker inside what is put in stays text.
-    return _printable(_MARKER.sub(lambda marker: parts[marker[1]], _asset("report.html")))
+    return filled(_asset("report.html"), parts)
 
 
 def _asset(name: str) -> str:
     return importlib.resources.files("ascend_moe_train.train").joinpath("assets", name).read_text("utf-8")
-
-
-def _policy_hash(text: str) -> str:
-    """How a content security policy names an inline block (CSP level 2, section 4.2.5)."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def _script_json(value: object) -> str:
-    """JSON that cannot end the script element it stands in."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _read_text(path: Path) -> str | None:
@@ -91,11 +76,6 @@ def _read_text(path: Path) -> str | None:
         raise MetricsError(f"{path}: {error.strerror or error}") from None
     cut = "\n… (cut here)" if len(content) > MAX_TEXT_BYTES else ""
     return content[:MAX_TEXT_BYTES].decode("utf-8", "replace") + cut
-
-
-def _printable(text: str) -> str:
-    """Control characters, which HTML does not allow, and lone surrogates replaced."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", "\ufffd", text.replace("\r\n", "\n"))
 
 
 def _sample_section(sample: str | None) -> str:
