@@ -7,7 +7,7 @@ import argparse
 import subprocess
 import sys
 
-NAMES = ("step_speed", "convert", "collectives", "ranks")
+NAMES = ("step_speed", "convert", "collectives", "ranks", "pipeline")
 
 
 def main() -> None:

@@ -60,20 +60,22 @@ def row_of(ranks: int, order: Order, times: Times) -> dict[str, Any]:
     def bandwidth(way: str) -> str:
         return f"{moved / statistics.median(times[way]) / 1e9:.2f}" if way in times else ""
 
-    def ratios(way: str) -> list[float]:
-        return [raw / ours for raw, ours in zip(times["raw"], times[way], strict=True)]
+    def ratios(peer: str, way: str) -> list[float]:
+        return [raw / ours for raw, ours in zip(times[peer], times[way], strict=True)]
 
-    low, *_, high = statistics.quantiles(ratios("graph"), n=10, method="inclusive")
+    low, *_, high = statistics.quantiles(ratios("apart", "graph"), n=10, method="inclusive")
     size_kb = order["size_bytes"] // 1024
     return {
         "ranks": ranks,
         "verb": order["verb"],
         "size": f"{size_kb} KB" if size_kb < 1024 else f"{size_kb // 1024} MB",
         "raw, GB/s": bandwidth("raw"),
+        "raw apart, GB/s": bandwidth("apart"),
         "in a graph, GB/s": bandwidth("graph"),
-        "in a graph / raw": round(statistics.median(ratios("graph")), 2),
+        "in a graph / raw": round(statistics.median(ratios("raw", "graph")), 2),
+        "in a graph / raw apart": round(statistics.median(ratios("apart", "graph")), 2),
         "10 to 90 %": f"{low:.2f} to {high:.2f}",
-        "on arrays / raw": round(statistics.median(ratios("host")), 2),
+        "on arrays / raw": round(statistics.median(ratios("raw", "host")), 2),
         "gloo, GB/s": bandwidth("gloo"),
     }
 
@@ -97,10 +99,10 @@ def main() -> None:
                 row = row_of(ranks, order, times)
                 rows.append(row)
                 print(*row.values(), sep=", ", flush=True)
-                if ranks <= MOST_RANKS and order["size_bytes"] >= GOAL_BYTES and row["in a graph / raw"] < GOAL:
+                if ranks <= MOST_RANKS and order["size_bytes"] >= GOAL_BYTES and row["in a graph / raw apart"] < GOAL:
                     below.append(f"{row['verb']} of {row['size']}")
     notes = [
-        f"The goal is {GOAL} of raw from 4 MB on, with {MOST_RANKS} ranks. "
+        f"The goal is {GOAL} of raw with a buffer for each call from 4 MB on, with {MOST_RANKS} ranks. "
         + (f"Not met by {', '.join(below)}." if below else "All rows meet it."),
         f"{given.rounds} rounds; more than {MOST_RANKS} ranks are for information: they wait for each other's core.",
     ]

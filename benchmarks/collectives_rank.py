@@ -1,4 +1,5 @@
-"""One rank of collectives.py: times a collective in a graph, on host arrays, and as mpi4py's own call."""
+"""One rank of collectives.py: times a collective in a graph, on host arrays, and as mpi4py's own call, into one
+buffer and into as many as there are calls."""
 
 import sys
 import time
@@ -21,7 +22,7 @@ from benchmarks.ranks_orders import Order, Reply, serve
 
 Array = NDArray[np.float32]
 Way = Callable[[], Any]
-WAYS = ("raw", "graph", "host")
+WAYS = ("raw", "apart", "graph", "host")
 
 
 class _Chain(nn.Cell):  # type: ignore[misc]  # MindSpore's types are unknown
@@ -45,7 +46,7 @@ class Collective:
         n, world = comm.world.size, MPI.COMM_WORLD
         x = np.random.default_rng(comm.rank).random(size_bytes // 4, np.float32)
         out = np.empty({"all_gather": n * x.size, "reduce_scatter": x.size // n}.get(verb, x.size), np.float32)
-        own = np.empty_like(out)
+        own, apart = np.empty_like(out), [np.zeros_like(out) for _ in range(calls)]
         call: Any = {
             "all_reduce": world.Allreduce,
             "all_gather": world.Allgather,
@@ -60,6 +61,11 @@ class Collective:
                 call(x, out)
             return out
 
+        def raw_apart() -> Array:
+            for each in apart:
+                call(x, each)
+            return apart[-1]
+
         def host() -> Array:
             for _ in range(calls):
                 result: Array = getattr(comm, verb)(comm.world, x, out=own)
@@ -70,7 +76,7 @@ class Collective:
             first.asnumpy()  # waits for the end, and copies one element
             return y
 
-        self._ways: dict[str, Way] = {"raw": raw, "graph": graph, "host": host}
+        self._ways: dict[str, Way] = {"raw": raw, "apart": raw_apart, "graph": graph, "host": host}
         for way, found in (("host", host()), ("graph", graph().asnumpy())):
             np.testing.assert_allclose(found, raw(), rtol=1e-6, err_msg=f"{verb}, {way}")
 

@@ -178,7 +178,9 @@ def main() -> None:
 
         peers = {count: started(peers_of, "peer", count, "benchmarks.ranks_ddp") for count in (1, RANKS)}
         ours = {count: started(ranks_of, "ranks", count, "benchmarks.ranks_train") for count in (1, RANKS)}
-        versions = {key: value for key, value in (ours[1].facts[0] | peers[1].facts[0]).items() if key != "rank"}
+        versions = {
+            key: value for key, value in (ours[1].facts[0] | peers[1].facts[0]).items() if key not in ("rank", "bytes")
+        }
         variants = variants_of(ours, peers, given.keys)
         turns = measure(variants, given.rounds, given.steps)
     tokens = config.tokens_per_step

@@ -1,5 +1,6 @@
 """One rank of ranks.py: the demo model in several layouts, built as the trainer builds them, trained when told."""
 
+import resource
 import sys
 import time
 from collections.abc import Callable
@@ -17,14 +18,20 @@ from ascend_moe_train.optim.adamw import AdamW, step_factors
 from ascend_moe_train.parallel.apply import parallelize, placed_by
 from ascend_moe_train.parallel.comm import Comm, Group, ObservedComm
 from ascend_moe_train.parallel.host_ops import HostOps
-from ascend_moe_train.parallel.mesh import Mesh, mesh_of, num_micro
+from ascend_moe_train.parallel.mesh import Mesh, mesh_of
 from ascend_moe_train.parallel.mpi import MpiComm
+from ascend_moe_train.parallel.pipeline import site_of
+from ascend_moe_train.train.building import make_step
 from ascend_moe_train.train.persist import Tensors
 from ascend_moe_train.train.session import build_model
-from ascend_moe_train.train.step import TrainStep
 from benchmarks.ranks_orders import Order, Reply, serve
 
 RUN = Path(__file__).parents[1] / "examples" / "demo.yaml"
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 class TimedComm(ObservedComm):
@@ -61,16 +68,8 @@ class Layout:
         sharded = parallelize(model, self.mesh, config, HostOps(self.comm))
         optimizer = AdamW(sharded.weights, config.optim, kernels, sharded.num_dims)
         Tensors(config, placed_by(config, self.mesh, comm.rank), model, sharded, optimizer).fill_first(None, {})
-        self.step = TrainStep(
-            model,
-            optimizer,
-            num_micro(config.batch, self.mesh),
-            reduction=sharded.reduction,
-            differentiated=sharded.differentiated,
-            summed=sharded.summed,
-            names=sharded.names,
-            total_of=lambda count: int(self.comm.all_reduce(self.data, np.array([count]))[0]),
-        )
+        site = site_of(config, self.mesh, self.comm) if self.mesh.pp > 1 else None
+        self.step = make_step(config, self.mesh, self.comm, model, sharded, optimizer, site)
 
     def run(self, steps: int) -> Reply:
         """Trains, from where it was. Times of a call are of one clock on all ranks."""
@@ -89,6 +88,7 @@ class Layout:
             "spans_s": self.comm.spans_s,
             "payload_bytes": self.comm.payload_bytes,
             "loss": result.loss,
+            "peak_bytes": peak_bytes(),
         }
 
 
@@ -105,7 +105,7 @@ def global_batch(config: RunConfig, number: int) -> Batch:
 
 
 def own_part(batch: Batch, mesh: Mesh, dp_rank: int) -> Batch:
-    """The sequences of a data parallel rank, in a step of one micro-batch."""
+    """The sequences of a data parallel rank; which micro-batch they are in makes no difference to random ones."""
     count = len(batch.tokens_BS) // mesh.dp
     rows = slice(dp_rank * count, (dp_rank + 1) * count)
     return Batch(**{name: np.ascontiguousarray(value[rows]) for name, value in vars(batch).items()})
@@ -117,7 +117,7 @@ def main(path: str) -> None:
     unlink_shared_memory()
     progress().phase("step")
     layout = cache(lambda *overrides: Layout(load_run(RUN, overrides), comm))
-    facts = {"mindspore": ms.__version__, "rank": comm.rank}
+    facts = {"mindspore": ms.__version__, "rank": comm.rank, "bytes": peak_bytes()}
 
     def obey(order: Order) -> Reply:
         return layout(*order["overrides"]).run(order["steps"])
