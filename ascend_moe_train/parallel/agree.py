@@ -39,11 +39,6 @@ def sum_int(comm: Comm, value: int, group: Group | None = None) -> int:
     return int(comm.all_gather(group or comm.world, halves).view(np.int64).sum())
 
 
-def any_true(comm: Comm, flag: bool, group: Group | None = None) -> bool:
-    """Whether the flag is set on any rank."""
-    return bool(comm.all_gather(group or comm.world, np.array([flag], np.int32)).any())
-
-
 def _numbers(value: Any) -> NDArray[np.int32]:
     return np.frombuffer(json.dumps(value).encode(), np.uint8).astype(np.int32)
 

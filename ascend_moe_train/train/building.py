@@ -4,12 +4,11 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-import numpy as np
-
 from ascend_moe_train.config import RunConfig
 from ascend_moe_train.model.transformer import Transformer
 from ascend_moe_train.optim.adamw import AdamW
 from ascend_moe_train.optim.host_adamw import HostAdamW
+from ascend_moe_train.parallel.agree import sum_int
 from ascend_moe_train.parallel.comm import Comm
 from ascend_moe_train.parallel.mesh import Mesh, num_micro
 from ascend_moe_train.parallel.pipeline import Pipeline, StageSite
@@ -30,9 +29,6 @@ def make_step(
     """The step of this rank; `site` is its place in a pipeline. Every rank calls it."""
     data = comm.split("dp", mesh.groups(("dp",)))
 
-    def total_of(count: int) -> int:
-        return int(comm.all_reduce(data, np.array([count], np.int64))[0])
-
     def make_passes(sums: Any) -> Pipeline:
         assert site is not None
         weights = {share.name: kept for share, kept in zip(sharded.plan.trained, sharded.differentiated, strict=True)}
@@ -46,7 +42,7 @@ def make_step(
         differentiated=sharded.differentiated,
         summed=sharded.summed,
         names=sharded.names,
-        total_of=total_of,
+        total_of=lambda count: sum_int(comm, count, data),
         own=partial(own_part, mesh=mesh, here=mesh.coordinates(comm.rank)),
         refill=sharded.refill,
         make_passes=None if site is None else make_passes,
