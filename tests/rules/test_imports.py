@@ -24,6 +24,7 @@ PURE = [
     "parallel/comm.py",
     "cluster/*.py",
     "optim/lr.py",
+    "planner/*.py",
     "data/*.py",
     "checkpoint/*.py",
     "cli/__init__.py",
@@ -55,8 +56,9 @@ MAY_IMPORT = {
     "checkpoint": {"pure", "model", "checkpoint"},
     "parallel": {"pure", "model", "optim", "parallel"},
     "cluster": {"pure", "cluster"},
+    "planner": {"pure", "parallel", "planner"},
     "train": {"pure", "model", "data", "optim", "checkpoint", "parallel", "cluster", "train"},
-    "cli": {"pure", "model", "data", "optim", "checkpoint", "parallel", "cluster", "train", "cli"},
+    "cli": {"pure", "model", "data", "optim", "checkpoint", "parallel", "cluster", "planner", "train", "cli"},
 }
 
 MANY_DEVICE_WORDS = re.compile(

@@ -1,0 +1,229 @@
+"""How much memory each pipeline stage of a plan needs, item by item. Pure.
+
+Static items are closed forms of Rajbhandari et al. (2020, arXiv 1910.02054) with the experts' own data parallel size;
+activations those of Korthikanti et al. (2022, arXiv 2205.05198). See docs/planner.md.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ascend_moe_train.parallel.config import ScheduleName
+from ascend_moe_train.planner.hardware import Cluster, Device
+from ascend_moe_train.planner.layers import FP32_BYTES, Slice, block_cost, block_parameters, kind_of, tokens
+from ascend_moe_train.planner.plan import TYPICAL, Imbalance, Job, Plan
+
+BUCKET_BYTES = 25 * 2**20
+EXCHANGE_BUFFERS = 2  # of a group: one to send from, one to receive into
+CONTEXT_BYTES: Mapping[str, float] = {"npu": 1.5e9, "gpu": 1.0e9, "cpu": 0.3e9}
+GROUP_BUFFER_BYTES: Mapping[str, float] = {"npu": 200e6, "gpu": 50e6, "cpu": 1e6}
+RESERVE_SHARE = 0.03  # of what the allocator hands out and takes back, lost between pieces
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageMemory:
+    """Bytes on one device of a pipeline stage at the fullest moment of a step, by item."""
+
+    items: Mapping[str, float]
+
+    @property
+    def total_bytes(self) -> float:
+        """Of all items."""
+        return sum(self.items.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """`host_bytes` is what optimizer states take in host memory for each device, on the fullest stage."""
+
+    stages: tuple[StageMemory, ...]
+    host_bytes: float
+
+    @property
+    def peak_bytes(self) -> float:
+        """Of the fullest stage."""
+        return max(stage.total_bytes for stage in self.stages)
+
+    @property
+    def fullest(self) -> int:
+        """The stage that needs the most."""
+        return max(range(len(self.stages)), key=lambda stage: self.stages[stage].total_bytes)
+
+    def fits(self, device: Device) -> bool:
+        """Whether every stage has room."""
+        return self.peak_bytes <= device.memory_bytes and self.host_bytes <= device.host_memory_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class States:
+    """Bytes of weights, gradients and optimizer states of some parameters on one device."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    host: float = 0.0
+
+
+def states_of(job: Job, parameters: float, size: int, zero_stage: int, *, offload: bool = False) -> States:
+    """P parameters of a device whose data parallel group has d ranks; w, g, o bytes of `Engine`:
+
+        stage   weights   gradients   optimizer
+        0       w P       g P         o P (whole)
+        1       w P       g P         o P / d
+        2       w P       g P / d     o P / d
+        3       w P / d   g P / d     o P / d
+
+    With w 2, g 2, o 12 these are 16, 4 + 12 / d, 2 + 14 / d and 16 / d bytes (Rajbhandari et al., 2020, figure 1).
+    1-bit Adam adds the error of each worker, and of the part that it serves (Tang et al., 2021, section 3).
+    """
+    engine = job.engine
+    is_sharded = zero_stage > 0 and size > 1
+    state = engine.sharded_state_bytes / size if is_sharded else engine.state_bytes
+    if job.optimizer == "onebit_adam":
+        state += FP32_BYTES * (1 + 1 / size)
+    is_own = engine.sharded_state_bytes != engine.state_bytes and zero_stage == 3 and is_sharded
+    if is_own:
+        state = engine.state_bytes / size
+    return States(
+        weights=engine.weight_bytes * parameters / (size if zero_stage == 3 else 1),
+        gradients=engine.gradient_bytes * parameters / (size if zero_stage >= 2 else 1),
+        optimizer=0.0 if offload else state * parameters,
+        host=(engine.sharded_state_bytes if is_sharded else 12.0) * parameters / (size if is_sharded else 1)
+        if offload
+        else 0.0,
+    )
+
+
+def stage_parameters(job: Job, plan: Plan, stage: int) -> tuple[int, int]:
+    """(dense, expert) parameters on one device of a stage: its blocks, and at the ends embedding, head, norm and
+    multi-token prediction."""
+    model = job.model
+    dense = expert = 0
+    for kind, count in _kinds_on(job, plan.stage_layers, plan.pp, stage):
+        of_dense, of_expert = block_parameters(job, plan.tp, plan.ep, plan.etp, kind)
+        dense, expert = dense + count * of_dense, expert + count * of_expert
+    table = -(-model.vocab_size * model.hidden // plan.tp)
+    is_last = stage == plan.pp - 1
+    if stage == 0:
+        dense += table
+    if is_last:
+        dense += model.hidden
+        needs_own = not model.tie_embeddings or plan.pp > 1
+        dense += table if needs_own else 0
+        if model.mtp is not None:
+            dense += table if plan.pp > 1 and not model.tie_embeddings else 0
+            for depth in range(model.mtp.depth):
+                of_dense, of_expert = block_parameters(job, plan.tp, plan.ep, plan.etp, model.num_layers + depth)
+                dense += of_dense + 2 * model.hidden * model.hidden + 3 * model.hidden
+                expert += of_expert
+    return dense, expert
+
+
+@lru_cache(maxsize=65536)
+def _kinds_on(job: Job, stage_layers: tuple[int, ...], pp: int, stage: int) -> tuple[tuple[int, int], ...]:
+    """(kind, how many) of the blocks of a stage."""
+    counts: dict[int, int] = {}
+    first = 0
+    for place, size in enumerate(stage_layers):
+        if place % pp == stage:
+            for layer in range(first, first + size):
+                kind = kind_of(job, layer)
+                counts[kind] = counts.get(kind, 0) + 1
+        first += size
+    return tuple(counts.items())
+
+
+def in_flight_bound(schedule: ScheduleName, pp: int, num_micro: int, chunks: int, stage: int) -> int:
+    """Most (micro-batch, chunk) pairs alive on a stage: `schedule.bounds` of that stage alone."""
+    after = pp - stage - 1
+    if schedule == "gpipe":
+        warm_up = num_micro
+    else:
+        warm_up = 2 * after + (chunks - 1) * pp if schedule == "interleaved" else after
+    return min(warm_up + 1, num_micro * chunks)
+
+
+def memory_of(job: Job, cluster: Cluster, plan: Plan, imbalance: Imbalance = TYPICAL) -> Memory:
+    """The memory of every stage; `check` has nothing against the plan."""
+    stages, host = [], 0.0
+    for stage in range(plan.pp):
+        items, on_host = _stage(job, cluster, plan, imbalance, stage)
+        stages.append(StageMemory(items=items))
+        host = max(host, on_host)
+    return Memory(stages=tuple(stages), host_bytes=host)
+
+
+def _stage(job: Job, cluster: Cluster, plan: Plan, imbalance: Imbalance, stage: int) -> tuple[dict[str, float], float]:
+    dense, expert = stage_parameters(job, plan, stage)
+    zero, offload = plan.zero_stage, plan.offload_optimizer
+    states = [
+        states_of(job, dense, plan.dp * plan.cp, zero, offload=offload),
+        states_of(job, expert, plan.edp, zero, offload=offload),
+    ]
+    items = {
+        "weights": sum(each.weights for each in states),
+        "gradients": sum(each.gradients for each in states),
+        "optimizer": sum(each.optimizer for each in states),
+    }
+    items |= activations(job, plan, stage, imbalance.worst)
+    items["exchange"] = _exchange(job, plan, imbalance.worst)
+    items["gathered"] = _gathered(job, plan, stage)
+    groups = sum(size > 1 for size in (plan.tp, plan.cp, plan.pp, plan.dp, plan.ep, plan.etp, plan.edp))
+    items["runtime"] = CONTEXT_BYTES[cluster.device.kind] + groups * GROUP_BUFFER_BYTES[cluster.device.kind]
+    items["reserve"] = RESERVE_SHARE * (sum(items.values()) - items["runtime"])
+    return items, sum(each.host for each in states)
+
+
+def activations(job: Job, plan: Plan, stage: int, imbalance: float) -> dict[str, float]:
+    """Bytes kept for the micro-batches in flight, at work in one block, and of the loss."""
+    cut, num_micro = Slice.of(plan), plan.num_micro(job)
+    alive = in_flight_bound(plan.schedule, plan.pp, num_micro, plan.chunks, stage)
+    kinds = _kinds_on(job, plan.stage_layers, plan.pp, stage)
+    one = working = 0.0
+    for kind, count in kinds:
+        cost = block_cost(job, cut, kind)
+        again = _recomputed(plan, count)
+        for policy, many in ((plan.recompute, again), ("none", count - again)):
+            one += many * (cost.kept_bytes[policy] + imbalance * cost.routed_bytes[policy])
+        everything = cost.kept_bytes["none"] + imbalance * cost.routed_bytes["none"]
+        left = cost.kept_bytes[plan.recompute] + imbalance * cost.routed_bytes[plan.recompute]
+        working = max(working, cost.working_bytes + (everything - left if again else 0.0))
+    stream = tokens(job, cut) * job.model.hidden * job.activation_bytes / (plan.tp if plan.sequence_parallel else 1)
+    of_chunk = one / plan.chunks
+    if plan.pp > 1 and job.engine.keeps == "inputs":
+        kept, working = alive * stream, working + of_chunk
+    else:
+        kept = alive * of_chunk
+    found = {"activations": kept, "working": working, "loss": 0.0}
+    if stage == plan.pp - 1:
+        logits = tokens(job, cut) * job.model.vocab_size / plan.tp
+        depth = 1 + (job.model.mtp.depth if job.model.mtp is not None else 0)
+        found["loss"] = depth * logits * (6 if job.engine.fused_loss else 3 * FP32_BYTES)
+    return found
+
+
+def _recomputed(plan: Plan, count: int) -> int:
+    if plan.recompute == "none":
+        return 0
+    return count if plan.recompute_layers is None else min(count, plan.recompute_layers * plan.chunks)
+
+
+def _exchange(job: Job, plan: Plan, imbalance: float) -> float:
+    """Rows on their way to experts and back."""
+    moe = job.model.moe
+    if moe is None or plan.ep * plan.etp == 1:
+        return 0.0
+    rows = tokens(job, Slice.of(plan)) / plan.tp * moe.top_k * job.model.hidden * job.activation_bytes
+    return EXCHANGE_BUFFERS * rows * imbalance
+
+
+def _gathered(job: Job, plan: Plan, stage: int) -> float:
+    """Whole weights of two blocks under stage 3 (the one at work and the next), and buckets of gradients."""
+    if plan.dp * plan.cp == 1:
+        return 0.0
+    found = float(BUCKET_BYTES)
+    if plan.zero_stage == 3:
+        kinds = _kinds_on(job, plan.stage_layers, plan.pp, stage)
+        largest = max(sum(block_parameters(job, plan.tp, plan.ep, plan.etp, kind)) for kind, _ in kinds)
+        found += 2 * largest * job.engine.weight_bytes
+    return found

@@ -1,0 +1,316 @@
+"""How long a step of a plan takes, item by item. Pure.
+
+Matrix products and attention at a share of the peak that depends on their shape, other operators at the memory's rate,
+collectives by `collectives`, the pipeline in closed form. See docs/planner.md.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ascend_moe_train.model.counts import training_flops_per_token
+from ascend_moe_train.planner.collectives import collective_s, send_s, span
+from ascend_moe_train.planner.efficiency import Efficiency, efficiencies
+from ascend_moe_train.planner.hardware import Cluster
+from ascend_moe_train.planner.layers import FP32_BYTES, BlockCost, Product, Slice, block_cost, kind_of, tokens
+from ascend_moe_train.planner.memory import stage_parameters
+from ascend_moe_train.planner.plan import TYPICAL, Imbalance, Job, Plan
+
+BACKWARD_PRODUCTS = 2  # of each product, one for the gradient of each factor
+BACKWARD_CORE = 2.5  # flash attention computes the scores over again (Dao, 2023, section 3.1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassTime:
+    """Of a micro-batch through a virtual stage; `weight_s` is the part of `backward_s` that zero_bubble does later.
+    `forward_parts` and `backward_parts` share them out over compute and exposed communication by kind."""
+
+    forward_s: float
+    backward_s: float
+    weight_s: float
+    forward_parts: Mapping[str, float]
+    backward_parts: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """`items` add up to `step_s`: the passes of the busiest stage by part, `bubble`, `gradients`, `weights`,
+    `optimizer`, `straggler`; communication is what is exposed of it. `passes` are those of every virtual stage in the
+    order of depth, `send_s` a message between stages."""
+
+    items: Mapping[str, float]
+    passes: tuple[PassTime, ...]
+    send_s: float
+    tokens_per_step: int
+    num_devices: int
+    model_flops: float
+    peak_flops_per_s: float
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step."""
+        return sum(self.items.values())
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of the whole cluster."""
+        return self.tokens_per_step / self.step_s
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs (causal, nothing recomputed) through what all devices could do (Chowdhery et al., 2022)."""
+        return self.model_flops / (self.step_s * self.num_devices * self.peak_flops_per_s)
+
+    @property
+    def bubble_share(self) -> float:
+        """Of the step."""
+        return self.items["bubble"] / self.step_s
+
+    @property
+    def exposed(self) -> Mapping[str, float]:
+        """Seconds of communication that nothing hides, by kind."""
+        return {name: value for name, value in self.items.items() if name in COMMUNICATION}
+
+
+COMMUNICATION = ("tp", "cp", "ep", "etp", "pp", "gradients", "weights")
+
+
+def time_of(
+    job: Job,
+    cluster: Cluster,
+    plan: Plan,
+    imbalance: Imbalance = TYPICAL,
+    efficiency: Efficiency | None = None,
+) -> StepTime:
+    """The step of a plan that `check` has nothing against. Without `efficiency`, that of the device's class."""
+    found = efficiency if efficiency is not None else efficiencies()[cluster.device.efficiency]
+    passes = _passes(job, cluster, plan, imbalance.expected, found)
+    items, message_s = _pipeline(job, cluster, plan, passes, found)
+    items |= _between(job, cluster, plan, found, items)
+    items["straggler"] = found.slow * sum(items.values())
+    return StepTime(
+        items=items,
+        passes=passes,
+        send_s=message_s,
+        tokens_per_step=job.tokens_per_step,
+        num_devices=plan.num_devices,
+        model_flops=float(_model_flops(job)) * job.tokens_per_step,
+        peak_flops_per_s=cluster.device.peak(job.precision),
+    )
+
+
+@lru_cache(maxsize=64)
+def _model_flops(job: Job) -> int:
+    return training_flops_per_token(job.model, job.seq_len)
+
+
+def _passes(job: Job, cluster: Cluster, plan: Plan, imbalance: float, efficiency: Efficiency) -> tuple[PassTime, ...]:
+    blocks: dict[tuple[int, int], PassTime] = {}
+    found: dict[tuple[tuple[int, ...], bool, bool], PassTime] = {}
+    passes, first = [], 0
+    for place, size in enumerate(plan.stage_layers):
+        kinds = tuple(kind_of(job, layer) for layer in range(first, first + size))
+        first += size
+        key = (kinds, place == 0, place == len(plan.stage_layers) - 1)
+        if key not in found:
+            found[key] = _virtual_stage(job, cluster, plan, imbalance, efficiency, blocks, *key)
+        passes.append(found[key])
+    return tuple(passes)
+
+
+def _virtual_stage(
+    job: Job,
+    cluster: Cluster,
+    plan: Plan,
+    imbalance: float,
+    efficiency: Efficiency,
+    blocks: dict[tuple[int, int], PassTime],
+    kinds: tuple[int, ...],
+    is_first: bool,
+    is_last: bool,
+) -> PassTime:
+    forward: dict[str, float] = {}
+    backward: dict[str, float] = {}
+    weight_s = 0.0
+    depth = job.model.mtp.depth if job.model.mtp is not None and is_last else 0
+    extra = tuple(job.model.num_layers + each for each in range(depth))
+    repeats = plan.pp > 1 and job.engine.keeps == "inputs" and not is_last
+    for index, kind in enumerate((*kinds, *(kind_of(job, layer) for layer in extra))):
+        is_again = plan.recompute != "none" and (plan.recompute_layers is None or index < plan.recompute_layers)
+        key = (kind, int(is_again))
+        if key not in blocks:
+            blocks[key] = _block(job, cluster, plan, imbalance, efficiency, kind, is_again)
+        each = blocks[key]
+        weight_s += each.weight_s
+        _add(forward, each.forward_parts)
+        _add(backward, each.backward_parts)
+    ends = _ends(job, cluster, plan, efficiency, is_first, (1 + depth) if is_last else 0)
+    _add(forward, ends)
+    _add(backward, {part: 2 * value for part, value in ends.items()})
+    if repeats:
+        _add(backward, {"recompute": sum(forward.values())})
+    return PassTime(
+        forward_s=sum(forward.values()),
+        backward_s=sum(backward.values()),
+        weight_s=weight_s,
+        forward_parts=forward,
+        backward_parts=backward,
+    )
+
+
+def _block(
+    job: Job, cluster: Cluster, plan: Plan, imbalance: float, efficiency: Efficiency, kind: int, is_again: bool
+) -> PassTime:
+    cost = block_cost(job, Slice.of(plan), kind)
+    forward = _compute(job, cluster, cost, imbalance, efficiency)
+    moved = _communication(cluster, plan, cost, imbalance, efficiency)
+    peak = cluster.device.peak(job.precision)
+    core_s = cost.core_flops / (peak * efficiency.core)
+    backward = {part: BACKWARD_PRODUCTS * value for part, value in forward.items()}
+    backward["attention"] += (BACKWARD_CORE - BACKWARD_PRODUCTS) * core_s
+    weight_s = sum(value for part, value in forward.items() if part != "other") - core_s
+    _add(backward, moved)
+    if is_again:
+        again = sum(forward.values()) + sum(moved.values())
+        if plan.recompute == "selective":
+            again = forward["other"] + (0.0 if job.engine.flash else core_s)
+        _add(backward, {"recompute": again})
+    _add(forward, moved)
+    return PassTime(
+        forward_s=sum(forward.values()),
+        backward_s=sum(backward.values()),
+        weight_s=weight_s,
+        forward_parts=forward,
+        backward_parts=backward,
+    )
+
+
+def product_s(product: Product, peak_flops_per_s: float, efficiency: Efficiency) -> float:
+    """Seconds of a matrix product: `product` of the peak, less where a dimension is short."""
+    knee = efficiency.product_knee
+    share = efficiency.product
+    for size in (product.m, product.n, product.k):
+        share *= size / (size + knee)
+    return product.flops / (peak_flops_per_s * share)
+
+
+def _compute(job: Job, cluster: Cluster, cost: BlockCost, imbalance: float, efficiency: Efficiency) -> dict[str, float]:
+    peak = cluster.device.peak(job.precision)
+    parts = {"attention": cost.core_flops / (peak * efficiency.core), "feed-forward": 0.0, "experts": 0.0}
+    for product in cost.products:
+        factor = imbalance if product.part == "experts" else 1.0
+        parts[product.part] += factor * product_s(product, peak, efficiency)
+    memory_s = cost.vector_bytes / (cluster.device.memory_bytes_per_s * efficiency.vector)
+    parts["other"] = memory_s + cost.num_operators * efficiency.operator_s
+    return parts
+
+
+def _communication(
+    cluster: Cluster, plan: Plan, cost: BlockCost, imbalance: float, efficiency: Efficiency
+) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for move in cost.moves:
+        group = span(plan, move.axis, cluster.devices_per_node)
+        size_bytes = move.size_bytes * (imbalance if move.axis in ("ep", "etp") else 1.0)
+        value = collective_s(move.verb, size_bytes, group, cluster, efficiency)
+        found[move.axis] = found.get(move.axis, 0.0) + value
+    return found
+
+
+def _ends(
+    job: Job, cluster: Cluster, plan: Plan, efficiency: Efficiency, is_first: bool, num_heads: int
+) -> dict[str, float]:
+    """Forward pass of the embedding and of `num_heads` heads with their loss."""
+    cut = Slice.of(plan)
+    t, D, V = tokens(job, cut), job.model.hidden, job.model.vocab_size
+    rate = cluster.device.memory_bytes_per_s * efficiency.vector
+    found: dict[str, float] = {}
+    if is_first:
+        found["other"] = 3 * t * D * job.activation_bytes / rate
+    if num_heads:
+        product = Product("head", t, V / plan.tp, D)
+        found["head"] = num_heads * product_s(product, cluster.device.peak(job.precision), efficiency)
+        found["other"] = found.get("other", 0.0) + num_heads * 4 * t * V / plan.tp * FP32_BYTES / rate
+    return found
+
+
+def _pipeline(
+    job: Job, cluster: Cluster, plan: Plan, passes: tuple[PassTime, ...], efficiency: Efficiency
+) -> tuple[dict[str, float], float]:
+    """The busiest stage's passes by part, and the bubble: each other stage's passes once, which fill and drain the
+    pipeline (Narayanan et al., 2021, section 2.2), a chunk's at a time when interleaved; zero_bubble fills it with the
+    weights' gradients (Qi et al., 2024, table 1)."""
+    num_micro = plan.num_micro(job)
+    stages = [[passes[chunk * plan.pp + stage] for chunk in range(plan.chunks)] for stage in range(plan.pp)]
+    busy = [sum(each.forward_s + each.backward_s for each in stage) for stage in stages]
+    busiest = max(range(plan.pp), key=busy.__getitem__)
+    items: dict[str, float] = {}
+    for each in stages[busiest]:
+        for parts in (each.forward_parts, each.backward_parts):
+            for part, value in parts.items():
+                items[part] = items.get(part, 0.0) + num_micro * value
+    if plan.pp == 1:
+        return {**items, "bubble": 0.0}, 0.0
+    cut = Slice.of(plan)
+    size_bytes = tokens(job, cut) * job.model.hidden * job.activation_bytes / plan.tp
+    message_s = send_s(size_bytes, span(plan, "pp", cluster.devices_per_node), cluster, efficiency)
+    bubble = (sum(busy) - busy[busiest]) / plan.chunks
+    if plan.schedule == "zero_bubble":
+        bubble -= sum(each.weight_s for stage in stages for each in stage) * (plan.pp - 1) / plan.pp
+    return {**items, "pp": 2 * message_s * (plan.pp - 1 + plan.chunks), "bubble": max(0.0, bubble)}, message_s
+
+
+def _between(
+    job: Job, cluster: Cluster, plan: Plan, efficiency: Efficiency, items: Mapping[str, float]
+) -> dict[str, float]:
+    """What comes after the passes: gradients summed, weights updated and given back."""
+    largest: dict[str, float] = {}
+    for stage in {0, plan.pp - 1}:
+        found = _of_parameters(job, cluster, plan, efficiency, *stage_parameters(job, plan, stage))
+        if sum(found.values()) > sum(largest.values()):
+            largest = found
+    num_micro = plan.num_micro(job)
+    if plan.zero_stage >= 2:
+        largest["gradients"] *= num_micro
+    if plan.zero_stage == 3:
+        largest["weights"] *= 2 * num_micro
+    window = sum(value for part, value in items.items() if part not in ("pp", "bubble")) / (
+        1 if plan.zero_stage >= 2 else num_micro
+    )
+    for part in ("gradients", "weights"):
+        if part in job.engine.overlaps:
+            hidden = efficiency.hidden * min(largest[part], window / 2)
+            largest[part] -= hidden
+    return largest
+
+
+def _of_parameters(
+    job: Job, cluster: Cluster, plan: Plan, efficiency: Efficiency, dense: int, expert: int
+) -> dict[str, float]:
+    engine, device = job.engine, cluster.device
+    found = {"gradients": 0.0, "weights": 0.0, "optimizer": 0.0}
+    for axis, parameters in (("dp x cp", dense), ("edp", expert)):
+        group = span(plan, axis, cluster.devices_per_node)
+        if parameters == 0:
+            continue
+        if plan.zero_stage and group.size > 1:
+            found["gradients"] += collective_s(
+                "reduce_scatter", engine.gradient_bytes * parameters, group, cluster, efficiency
+            )
+            found["weights"] += collective_s("all_gather", engine.weight_bytes * parameters, group, cluster, efficiency)
+        else:
+            found["gradients"] += collective_s(
+                "all_reduce", engine.gradient_bytes * parameters, group, cluster, efficiency
+            )
+        share = group.size if plan.zero_stage else 1
+        touched = 2 * (engine.gradient_bytes + engine.sharded_state_bytes) * parameters / share
+        rate = device.memory_bytes_per_s * efficiency.vector
+        if plan.offload_optimizer:
+            rate = device.host_bytes_per_s
+        found["optimizer"] += touched / rate
+    return found
+
+
+def _add(totals: dict[str, float], parts: Mapping[str, float]) -> None:
+    for part, value in parts.items():
+        totals[part] = totals.get(part, 0.0) + value
