@@ -60,11 +60,52 @@ def attention_vjp(
     return d_q_BSHZ, _per_kv_head(d_k_BJHZ, kv_heads), _per_kv_head(d_v_BJHY, kv_heads), d_sink_H
 
 
+@in_float64
+def attention_part(q_BSHZ: F64, k_BJGZ: F64, v_BJGY: F64, seen_BSJ: Flags) -> tuple[F64, F64]:
+    """Return attention to the keys that are seen, out_BSHY, and the logarithm of the sum of the scores' exponentials,
+    log_sum_BHS. Where nothing is seen they are 0 and -inf."""
+    score_BHSJ = _scores(q_BSHZ, k_BJGZ, seen_BSJ)
+    with np.errstate(divide="ignore"):
+        log_sum_BHS = np.log(np.exp(score_BHSJ).sum(axis=-1))
+    weight_BHSJ = _weights(score_BHSJ, log_sum_BHS)
+    out_BSHY: F64 = np.einsum("bhsj,bjhy->bshy", weight_BHSJ, _per_query_head(v_BJGY, q_BSHZ.shape[2]))
+    return out_BSHY, log_sum_BHS
+
+
+@in_float64
+def attention_part_vjp(
+    d_out_BSHY: F64, out_BSHY: F64, log_sum_BHS: F64, q_BSHZ: F64, k_BJGZ: F64, v_BJGY: F64, seen_BSJ: Flags
+) -> tuple[F64, F64, F64]:
+    """Return what these keys add to d_q_BSHZ, and their d_k_BJGZ and d_v_BJGY, where output and logarithm are those of
+    attention to these keys and others together."""
+    heads, kv_heads = q_BSHZ.shape[2], k_BJGZ.shape[2]
+    weight_BHSJ = _weights(_scores(q_BSHZ, k_BJGZ, seen_BSJ), log_sum_BHS)
+    d_weight = np.einsum("bshy,bjhy->bhsj", d_out_BSHY, _per_query_head(v_BJGY, heads))
+    dot_BHS = np.einsum("bshy,bshy->bhs", d_out_BSHY, out_BSHY)
+    d_score_BHSJ = weight_BHSJ * (d_weight - dot_BHS[..., None]) / np.sqrt(q_BSHZ.shape[3])
+    d_q_BSHZ: F64 = np.einsum("bhsj,bjhz->bshz", d_score_BHSJ, _per_query_head(k_BJGZ, heads))
+    d_k_BJHZ = np.einsum("bhsj,bshz->bjhz", d_score_BHSJ, q_BSHZ)
+    d_v_BJHY = np.einsum("bhsj,bshy->bjhy", weight_BHSJ, d_out_BSHY)
+    return d_q_BSHZ, _per_kv_head(d_k_BJHZ, kv_heads), _per_kv_head(d_v_BJHY, kv_heads)
+
+
+def _scores(q_BSHZ: F64, k_BJGZ: F64, seen_BSJ: Flags) -> F64:
+    """Return (B, H, S, J), -inf where a key is not seen."""
+    score_BHSJ = np.einsum("bshz,bjhz->bhsj", q_BSHZ, _per_query_head(k_BJGZ, q_BSHZ.shape[2]))
+    hidden: F64 = np.where(seen_BSJ[:, None], score_BHSJ / np.sqrt(q_BSHZ.shape[3]), -np.inf)
+    return hidden
+
+
+def _weights(score_BHSJ: F64, log_sum_BHS: F64) -> F64:
+    """Return probabilities, 0 where nothing is seen."""
+    finite_BHS = np.where(np.isfinite(log_sum_BHS), log_sum_BHS, 0.0)
+    weight: F64 = np.exp(score_BHSJ - finite_BHS[..., None])
+    return weight
+
+
 def _attention_weights(q_BSHZ: F64, k_BJGZ: F64, segment_BS: I64, window: int | None, sink_H: F64 | None) -> F64:
     """Return (B, H, S, J) probabilities, with a last column for the sink if there is one."""
-    k_BJHZ = _per_query_head(k_BJGZ, q_BSHZ.shape[2])
-    score_BHSJ = np.einsum("bshz,bjhz->bhsj", q_BSHZ, k_BJHZ) / np.sqrt(q_BSHZ.shape[3])
-    score_BHSJ = np.where(visible(segment_BS, window)[:, None], score_BHSJ, -np.inf)
+    score_BHSJ = _scores(q_BSHZ, k_BJGZ, visible(segment_BS, window))
     if sink_H is None:
         return softmax(score_BHSJ)
     sink_BHS1 = np.broadcast_to(sink_H[None, :, None, None], (*score_BHSJ.shape[:3], 1))

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ascend_moe_train.config import RunConfig
 from ascend_moe_train.model.config import ModelConfig, MoEConfig
 from ascend_moe_train.parallel.mesh import Coordinates, Mesh
+from ascend_moe_train.parallel.places import token_places
 from tests.oracle.arrays import F64, I64, Flags
 from tests.oracle.moe import MoEOutput, moe_layer, moe_layer_vjp
 from tests.oracle.router import balance_loss, balance_loss_vjp, z_loss, z_loss_vjp
@@ -43,13 +44,13 @@ class Case:
 
     @property
     def mesh(self) -> Mesh:
-        sizes = {axis: size for axis, size in self.parallel.items() if axis in ("tp", "ep", "etp")}
+        sizes = {axis: size for axis, size in self.parallel.items() if axis in ("cp", "tp", "ep", "etp")}
         return Mesh.make(self.ranks, **sizes)
 
     @property
     def num_tokens(self) -> int:
         """On one rank."""
-        return self.sequences * self.seq_len // self.mesh.tp
+        return self.sequences * self.seq_len // (self.mesh.cp * self.mesh.tp)
 
     @property
     def run(self) -> RunConfig:
@@ -112,6 +113,36 @@ CASES = {
             receive_factor=1.2,
             moe={"jitter": 0.1},
         ),
+        Case(
+            name="cp2, ep2, capacity",
+            ranks=2,
+            parallel={"cp": 2, "ep": 2},
+            moe={"capacity_factor": 0.7, "aux_loss_scope": "sequence", "jitter": 0.1},
+            sequences=3,
+            seq_len=8,
+        ),
+        Case(
+            name="cp2 x tp2, ep2 x edp2, capacity",
+            ranks=4,
+            parallel={"cp": 2, "tp": 2, "ep": 2},
+            moe={"capacity_factor": 0.9},
+            sequences=3,
+            seq_len=12,
+        ),
+        Case(
+            name="dp2 x cp2, ep4, by probability",
+            ranks=4,
+            parallel={"cp": 2, "ep": 4},
+            moe={"capacity_factor": 0.7, "drop_policy": "probability", "aux_loss_scope": "sequence"},
+            seq_len=8,
+        ),
+        Case(
+            name="cp4, etp2, capacity",
+            ranks=4,
+            parallel={"cp": 4, "etp": 2},
+            moe={"capacity_factor": 0.5},
+            seq_len=16,
+        ),
     )
 }
 
@@ -147,9 +178,17 @@ def data(case: Case, routing: str) -> Data:
     return Data(x_UD=normal(tokens, HIDDEN), dy_UD=normal(tokens, HIDDEN), params=params)
 
 
-def own_tokens(case: Case, rank: int) -> slice:
+def own_tokens(case: Case, rank: int) -> NDArray[np.int32]:
     """The rank's rows of the tokens of all."""
-    return slice(rank * case.num_tokens, (rank + 1) * case.num_tokens)
+    return token_places(case.mesh, rank, case.sequences, case.seq_len)
+
+
+def rank_of_token(case: Case) -> I64:
+    """Who has each token: (U,)."""
+    rank_U = np.full(case.num_tokens * case.ranks, -1)
+    for rank in range(case.ranks):
+        rank_U[own_tokens(case, rank)] = rank
+    return rank_U
 
 
 def own_weight(name: str, here: Coordinates, mesh: Mesh) -> tuple[Any, ...] | None:
@@ -209,7 +248,7 @@ def within_bound(case: Case, expert_UK: I64) -> Flags:
     mesh, room = case.mesh, receive_rows(case)
     expert_N = expert_UK.reshape(-1)
     admitted_N = np.ones(expert_N.size, np.bool_)
-    rank_N = np.repeat(np.arange(case.ranks), expert_N.size // case.ranks)
+    rank_N = np.repeat(rank_of_token(case), expert_UK.shape[1])
     filled: dict[tuple[int, int, int], int] = {}
     for n in np.lexsort((expert_N, rank_N)):
         here = mesh.coordinates(int(rank_N[n]))
@@ -223,9 +262,9 @@ def rows_between(case: Case, output: MoEOutput) -> NDArray[np.int64]:
     """Rows that each rank sends to each rank: (W, W)."""
     mesh = case.mesh
     rows_WW = np.zeros((case.ranks, case.ranks), np.int64)
-    expert_N = output.routing.expert_TK.reshape(-1)
+    expert_N, rank_U = output.routing.expert_TK.reshape(-1), rank_of_token(case)
     for n in output.dispatch.assignment_M:
-        rank = int(n) // (expert_N.size // case.ranks)
+        rank = int(rank_U[n // case.moe_config.top_k])
         peer = mesh.group(("ep",), rank)[int(expert_N[n]) // (NUM_EXPERTS // mesh.ep)]
         rows_WW[rank, peer] += 1
     return rows_WW

@@ -61,7 +61,7 @@ def dispatched_on_rank(names: list[str]) -> dict[str, Any]:
         given, rows = data(case, EVEN), own_tokens(case, comm.rank)
         moe = _moe_of(case, comm)
         _cut(moe, case, comm.rank, given)
-        numbers_T1 = np.arange(rows.start, rows.stop, dtype=np.float32)[:, None]
+        numbers_T1 = rows.astype(np.float32)[:, None]
         x_TD, seed = given.x_UD[rows].astype(np.float32), np.array([NOISE_SEED], np.int32)
         rows_R1, counts_E = _Dispatch(moe, case.sequences)(ms.Tensor(x_TD), ms.Tensor(numbers_T1), ms.Tensor(seed))
         found[name] = {"rows": rows_R1.asnumpy().copy(), "counts": counts_E.asnumpy().copy()}
@@ -120,7 +120,7 @@ def _cut(moe: Any, case: Case, rank: int | None, given: Data) -> dict[str, Any]:
     return weights
 
 
-def _run(layer: _Layer, case: Case, given: Data, rows: slice, weights: dict[str, Any]) -> dict[str, Any]:
+def _run(layer: _Layer, case: Case, given: Data, rows: Any, weights: dict[str, Any]) -> dict[str, Any]:
     dtype = np.float16 if case.precision == "fp16" else np.float32
     x, dy = given.x_UD[rows].astype(dtype), given.dy_UD[rows].astype(np.float32)
     seed = ms.Tensor(np.array([NOISE_SEED], np.int32))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ascend_moe_train.parallel.comm import LocalComm
+from ascend_moe_train.parallel.places import token_order
 from tests.model_run import uniform
 from tests.oracle.arrays import F64
 from tests.oracle.differences import relative_error
@@ -22,6 +23,7 @@ from tests.parity.expert_cases import (
     Case,
     Expected,
     expected,
+    own_tokens,
     own_weight,
     receive_rows,
     rows_between,
@@ -59,7 +61,11 @@ def wanted(name: str, routing: str) -> Expected:
 
 
 def whole(name: str, routing: str, key: str) -> Any:
-    return np.concatenate([result[key] for result in found(name, routing)])
+    case, results = CASES[name], found(name, routing)
+    x_UD = np.zeros((case.num_tokens * case.ranks, HIDDEN), results[0][key].dtype)
+    for rank, result in enumerate(results):
+        x_UD[own_tokens(case, rank)] = result[key]
+    return x_UD
 
 
 def gathered(name: str, routing: str, weight: str) -> F64:
@@ -98,8 +104,9 @@ def test_outputs_and_gradients(name: str, routing: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_drops_are_those_of_the_whole(name: str, routing: str) -> None:
     case, plan = CASES[name], wanted(name, routing).output.dispatch
-    per_rank = (~plan.kept_N).reshape(case.ranks, -1).sum(axis=1)
-    assert [int(result["dropped"][0]) for result in found(name, routing)] == per_rank.tolist()
+    dropped_UK = ~plan.kept_N.reshape(-1, case.moe_config.top_k)
+    per_rank = [int(dropped_UK[own_tokens(case, rank)].sum()) for rank in range(case.ranks)]
+    assert [int(result["dropped"][0]) for result in found(name, routing)] == per_rank
     can_drop = case.moe_config.capacity_factor is not None or case.receive_factor is not None
     assert (plan.dropped > 0) == can_drop
 
@@ -173,7 +180,8 @@ def formula(case: Case, rank: int, rows_WW: Any) -> dict[tuple[str, str], int]:
     found = {("all_reduce", "stage"): 4 * (2 * sequences * E + 1)}
     if moe.capacity_factor is not None:
         by_gate = moe.drop_policy == "probability"
-        found["all_gather", "stage"] = 4 * 2 * case.num_tokens * moe.top_k if by_gate else 4 * E
+        runs = token_order(mesh, range(case.ranks), case.sequences, case.seq_len).num_runs
+        found["all_gather", "stage"] = 4 * 2 * case.num_tokens * moe.top_k if by_gate else 4 * runs * E
     elif mesh.ep * mesh.etp > 1:
         found["all_gather", "ep x etp"] = 4 * E
     n, m = int(rows_WW[rank].sum()), int(rows_WW[:, rank].sum())

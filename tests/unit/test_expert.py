@@ -105,6 +105,30 @@ def test_another_number_of_tokens_is_refused() -> None:
         dispatch(ms.Tensor(x_TD), ms.Tensor(expert_TK), ms.Tensor(gate_TK))
 
 
+@pytest.mark.parametrize("options", [{"jitter": 0.3}, {"force_balance": True}])
+def test_a_router_goes_by_the_places_of_its_tokens(options: dict[str, Any]) -> None:
+    """It chooses for some tokens as it does for them among all."""
+    E, D, T, taken = 5, 6, 24, np.array([2, 3, 4, 17, 18, 23], np.int32)
+    generator = np.random.default_rng(0)
+    weight, x_TD = generator.standard_normal((E, D)).astype(np.float32), generator.standard_normal((T, D))
+    taken_T = ms.Tensor(taken)
+
+    def places(num_tokens: int) -> Any:
+        return taken_T
+
+    found = []
+    for rows, of_rows in ((slice(None), None), (taken, places)):
+        router = Router(D, MoEConfig(num_experts=E, top_k=2, ffn=1, **options), 0)
+        router.weight.set_data(ms.Tensor(weight))
+        if of_rows is not None:
+            router.places = of_rows
+        chosen = router(ms.Tensor(x_TD[rows].astype(np.float32)), 1, ms.Tensor(np.array([3], np.int32)))
+        found.append([x.asnumpy() for x in chosen[:2]])
+    for whole, part in zip(*found, strict=True):
+        assert np.array_equal(whole[taken], part)
+        assert not np.array_equal(whole[: len(taken)], part)
+
+
 @pytest.mark.parametrize(("num_groups", "top_groups"), [(8, 2), (4, 1), (4, 3), (2, 1)])
 def test_a_token_reaches_few_ranks(num_groups: int, top_groups: int) -> None:
     """With groups of experts that ranks hold whole, or hold a part of each: DeepSeek-V3, section 2.1.2."""

@@ -45,6 +45,10 @@ class NativeKernels(PortableKernels):
         self._split_2, self._split_3 = self._make_split(2), self._make_split(3)
         self._rope = self._make_rope()
         self._attention = self._make_attention()
+        self._attention_part = self._operator("attention_part", self._attention_shapes, outputs=2)
+        self._attention_part_gradient = self._operator(
+            "attention_part_grad", lambda dout, dot, log_sum, q, k, v, *others: (q, k, v), outputs=3
+        )
         self._swiglu = self._make_swiglu()
         self._sort = self._operator(
             "sort_by_expert", lambda expert, gate, options, r, e: (expert, r, e), outputs=3, dtype=ms.int32
@@ -145,10 +149,11 @@ class NativeKernels(PortableKernels):
             dq, dk, dv, dsink, _ = backward(dout[0], q, k, v, segment, sink, window, out[0], out[1])
             return dq, dk, dv, zeros_like(segment), dsink, zeros_like(window)
 
-        def shapes(q: Shape, k: Shape, v: Shape, *others: Shape) -> tuple[Shape, ...]:
-            return [*q[:3], v[3]], [q[0], q[2], q[1]]
+        return self._operator("attention", self._attention_shapes, gradient, outputs=2)
 
-        return self._operator("attention", shapes, gradient, outputs=2)
+    @staticmethod
+    def _attention_shapes(q: Shape, k: Shape, v: Shape, *others: Shape) -> tuple[Shape, ...]:
+        return [*q[:3], v[3]], [q[0], q[2], q[1]]
 
     def attention(
         self,
@@ -163,6 +168,26 @@ class NativeKernels(PortableKernels):
         sink = _floats(*(-math.inf,) * q_BSHZ.shape[2]) if sink_H is None else sink_H
         limit = _integers(q_BSHZ.shape[1] if window is None else window)
         return self._attention(q_BSHZ, k_BSGZ, v_BSGY, segment_BS, sink, limit)[0]
+
+    def attention_part(
+        self, q_BSHZ: Tensor, k_BJGZ: Tensor, v_BJGY: Tensor, first_BS: Tensor, past_BS: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """As `attention`. It has no gradient of its own: see `attention_part_gradient`."""
+        return self._attention_part(q_BSHZ, k_BJGZ, v_BJGY, first_BS, past_BS)
+
+    def attention_part_gradient(
+        self,
+        dout_BSHY: Tensor,
+        dot_BHS: Tensor,
+        log_sum_BHS: Tensor,
+        q_BSHZ: Tensor,
+        k_BJGZ: Tensor,
+        v_BJGY: Tensor,
+        first_BS: Tensor,
+        past_BS: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As that of `attention`."""
+        return self._attention_part_gradient(dout_BSHY, dot_BHS, log_sum_BHS, q_BSHZ, k_BJGZ, v_BJGY, first_BS, past_BS)
 
     def _make_swiglu(self) -> Any:
         backward = self._operator("swiglu_grad", lambda dy, h: h)

@@ -55,7 +55,7 @@ class Kernels(Protocol):
 
         A query sees the keys from `first` to before `past`, of J; neither falls along the queries. Parts are put
         together by the logarithms, which are -1e30 or less where a query sees nothing; its output is then any number.
-        Both results are fp32 whatever the inputs are.
+        Both results are fp32 whatever the inputs are, and have no gradient of their own.
         """
 
     def attention_part_gradient(
