@@ -15,12 +15,17 @@ from ascend_moe_train.model.config import MoEConfig
 from ascend_moe_train.model.counts import moe_layers
 from ascend_moe_train.parallel.expert_sizes import ExpertSizes
 from ascend_moe_train.parallel.mesh import Mesh, num_micro
+from ascend_moe_train.parallel.places import token_order
 from ascend_moe_train.parallel.stages import Stages, stages_of
 
 Traffic = dict[tuple[str, str], int]
 _Sent = Iterator[tuple[str, str, str, int]]  # way, verb, group, payload bytes
 
 _FP32_BYTES = 4
+_EXCHANGED = {
+    "ring": "pass keys and values of {tokens:,} tokens each around a ring, and back with their gradients",
+    "ulysses": "exchange {tokens:,} tokens of all heads each for all tokens of some heads, and back",
+}
 
 
 def model_traffic(run: RunConfig, mesh: Mesh, accepted: Sequence[int]) -> Traffic:
@@ -38,7 +43,8 @@ def model_traffic(run: RunConfig, mesh: Mesh, accepted: Sequence[int]) -> Traffi
     The loss is an all_reduce of 4 T and one of 8 T bytes forward. Shared experts are as a dense FFN of a stream that is
     split; a stream that is whole is split before experts and gathered after them: all_gather t D a each way. The
     experts' part: see `GlobalFigures`, `Admission` and `ExpertDispatcher`. Each block of multi-token prediction has an
-    embedding, a head and a loss of its own.
+    embedding, a head and a loss of its own. For cp see `ring.Ring` and `context.UlyssesKernels`; multi-token prediction
+    asks once for what comes after each token.
 
     A pipeline stage goes through its layers as often as `Stages.passes` says; from stage to stage T D a (t D a) bytes
     are sent each way on every rank, and every rank tells the others of its column the counts of a step.
@@ -76,7 +82,7 @@ def exchanges(run: RunConfig, mesh: Mesh) -> dict[tuple[str, ...], str]:
     nodes = "" if parallel.hierarchical_ranks is None else f", first inside nodes of {parallel.hierarchical_ranks}"
     return {
         ("pp",): "hand activations and their gradients from stage to stage",
-        ("cp",): f"exchange keys and values of {tokens:,} tokens each",
+        ("cp",): _EXCHANGED[parallel.context].format(tokens=tokens),
         ("tp",): f"{summing} activations ({tokens:,}, {model.hidden}) around attention and feed-forward",
         ("ep",): f"send ({rows:,}, {model.hidden}) token rows each to the ranks of their experts and back{nodes}",
         ("etp",): "gather token rows before experts that are cut in width, and sum what comes out",
@@ -106,6 +112,8 @@ def _of_stage(run: RunConfig, mesh: Mesh, stages: Stages, virtual_stage: int) ->
     blocks = [*range(first, stop), *(range(model.num_layers, model.num_layers + depth) if is_last else ())]
     for layer in blocks:
         yield from _block(run, mesh, is_moe=model.is_moe(layer))
+    if mesh.cp > 1 and depth > 0 and is_last:
+        yield "forward", "all_gather", "cp", 3 * 4 * _tokens(run, mesh)
     embeddings, heads = (virtual_stage == 0) + depth * is_last, (1 + depth) * is_last
     if mesh.tp == 1:
         return
@@ -129,6 +137,8 @@ def _block(run: RunConfig, mesh: Mesh, *, is_moe: bool) -> _Sent:
     is_split = run.parallel.sequence_parallel
     # attention and a dense feed-forward, or attention and shared experts, whose stream is always split
     summed = 2 - is_moe
+    if mesh.cp > 1:
+        yield from _context(run, mesh)
     of_shared = 1 if moe is not None and is_moe and moe.shared_ffn else 0
     for way in ("forward", "backward") if mesh.tp > 1 else ():
         if is_split:
@@ -143,13 +153,29 @@ def _block(run: RunConfig, mesh: Mesh, *, is_moe: bool) -> _Sent:
         yield from _experts(run, moe, mesh)
 
 
+def _context(run: RunConfig, mesh: Mesh) -> _Sent:
+    """One attention's."""
+    model, n, T = run.model, mesh.cp, _tokens(run, mesh)
+    size = model.head_size + model.value_size
+    heads, kv_heads = model.num_heads // mesh.tp, max(1, model.num_kv_heads // mesh.tp)
+    if run.parallel.context == "ring":
+        passed = T * kv_heads * size
+        once = (n - 1) * passed * _activation_bytes(run)
+        yield "forward", "all_to_all_v", "cp", once
+        yield "backward", "all_to_all_v", "cp", once + n * passed * _FP32_BYTES
+        return
+    yield "forward", "all_gather", "cp", 4 * T
+    for way in ("forward", "backward"):
+        yield way, "all_to_all", "cp", T * (heads + max(n, kv_heads)) * size * _activation_bytes(run)
+
+
 def _experts(run: RunConfig, moe: MoEConfig, mesh: Mesh) -> _Sent:
     """One layer's, but for the rows that ep ranks exchange."""
     sequences = mesh.dp * run.batch.micro_sequences if moe.aux_loss_scope == "sequence" else 1
     yield "forward", "all_reduce", "stage", _FP32_BYTES * (2 * sequences * moe.num_experts + 1)
     sizes = ExpertSizes.of(moe, mesh, _tokens(run, mesh) // mesh.tp, run.parallel.receive_factor)
     if moe.capacity_factor is not None:
-        yield "forward", "all_gather", "stage", _FP32_BYTES * _admission_numbers(moe, sizes)
+        yield "forward", "all_gather", "stage", _FP32_BYTES * _admission_numbers(run, moe, mesh, sizes)
     elif mesh.ep * mesh.etp > 1:
         yield "forward", "all_gather", "ep x etp", _FP32_BYTES * moe.num_experts
     if mesh.etp > 1:
@@ -159,6 +185,10 @@ def _experts(run: RunConfig, moe: MoEConfig, mesh: Mesh) -> _Sent:
             yield way, "reduce_scatter", "etp", mesh.etp * rows_bytes
 
 
-def _admission_numbers(moe: MoEConfig, sizes: ExpertSizes) -> int:
+def _admission_numbers(run: RunConfig, moe: MoEConfig, mesh: Mesh, sizes: ExpertSizes) -> int:
     """What a rank tells the others so that all know which assignments an expert has room for."""
-    return moe.num_experts if moe.drop_policy == "position" else 2 * sizes.num_tokens * moe.top_k
+    if moe.drop_policy == "probability":
+        return 2 * sizes.num_tokens * moe.top_k
+    # every dp rank's tokens are in as many runs as those of the first
+    ranks = mesh.group(("cp", "tp"), 0)
+    return token_order(mesh, ranks, run.batch.micro_sequences, run.data.seq_len).num_runs * moe.num_experts
