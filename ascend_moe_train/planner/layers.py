@@ -159,13 +159,16 @@ def core_flops_per_token(job: Job, kind: int) -> float:
 
 def _kept(job: Job, cut: Slice, kind: int) -> tuple[dict[str, float], dict[str, float]]:
     """Korthikanti et al. (2022), section 4, equations 1 to 6, whose 34 s b h + 5 a s^2 b is the sum for H Z = D,
-    F = 4 D, 16 bits, dropout and stored scores. `selective` leaves out what `Engine.selective` names."""
+    F = 4 D, 16 bits, dropout and stored scores. `selective` leaves out what `Engine.selective` names; with fp8, what only goes into
+    a matrix product is kept in 8 bits."""
     model, engine, a, t = job.model, job.engine, job.activation_bytes, tokens(job, cut)
     masks = 1 if engine.dropout else 0
     whole = t / cut.tp if cut.sequence_parallel else t
     D, cut_t = model.hidden, t / cut.tp
     norms = whole * D * a
-    inputs = norms + 2 * norms + 2 * whole * D * masks  # of both norms and of attention, and the masks of both sums
+    b = 1 if job.precision == "fp8" else a  # of what goes into a matrix product
+    normed = whole * D * b
+    inputs = 2 * norms + normed + 2 * whole * D * masks  # of both norms and of attention, and the masks of both sums
     heads = cut_t * a * _attention_width(job)
     if (mla := model.attention.mla) is not None:
         inputs += whole * a * (2 * (mla.q_latent or 0) + 2 * mla.kv_latent + mla.rope_dim)
@@ -173,23 +176,30 @@ def _kept(job: Job, cut: Slice, kind: int) -> tuple[dict[str, float], dict[str, 
     if engine.flash and not engine.dropout:
         scores = cut_t * model.num_heads * FP32_BYTES
     routed = acts = routed_acts = 0.0
-    wide = norms  # the feed-forward's input
+    wide = normed  # the feed-forward's input
     if model.moe is not None and model.is_moe(kind):
         moe = model.moe
         rows = cut_t * moe.top_k
         wide += whole * moe.num_experts * FP32_BYTES * 2 + cut_t * a * 2 * moe.shared_ffn
-        acts += cut_t * a * moe.shared_ffn
-        routed += rows * a * (D + 2 * moe.ffn) + (0 if engine.expert_scores_early else rows * a * D)
-        routed_acts = rows * a * moe.ffn
+        acts += cut_t * b * moe.shared_ffn
+        routed += rows * (b * D + 2 * a * moe.ffn) + (0 if engine.expert_scores_early else rows * a * D)
+        routed_acts = rows * b * moe.ffn
     else:
         wide += cut_t * a * model.ffn * (1 if job.plain_ffn else 2)
-        acts += cut_t * a * model.ffn
+        acts += cut_t * b * model.ffn
     everything = inputs + heads + scores + wide + acts
-    later = (scores if not engine.flash else 0) + ((2 * norms + acts) if "activations" in engine.selective else 0)
-    later_routed = routed_acts if "activations" in engine.selective else 0
+    later = {"scores": 0.0 if engine.flash else scores, "activations": acts, "norms": 2 * normed}
+    later["latents"] = heads - cut_t * a * model.num_heads * model.value_size if mla is not None else 0.0
+    left = sum(size for name, size in later.items() if name in engine.selective)
+    left_routed = routed_acts if "activations" in engine.selective else 0
+    if "experts" in engine.selective:
+        left_routed = routed + routed_acts
+    if "products" in engine.selective:
+        made = sum(product.m * product.n * product.times for product in _products(job, cut, kind)) * a
+        left = everything - min(everything, norms + cut_t * a * model.num_heads * model.value_size + made / 2)
     full = t * D * a / (cut.tp if cut.sequence_parallel and engine.shares_inputs else 1)
-    kept = {"none": everything, "selective": everything - later, "full": full}
-    return kept, {"none": routed + routed_acts, "selective": routed + routed_acts - later_routed, "full": 0.0}
+    kept = {"none": everything, "selective": everything - left, "full": full}
+    return kept, {"none": routed + routed_acts, "selective": routed + routed_acts - left_routed, "full": 0.0}
 
 
 def _attention_width(job: Job) -> int:
@@ -201,13 +211,16 @@ def _attention_width(job: Job) -> int:
 
 
 def _working(job: Job, cut: Slice, kind: int) -> float:
-    """The widest gradients of a backward pass: of the feed-forward's inside, and of its gathered input."""
+    """What the backward pass of the feed-forward needs at once: its gathered input and that one's gradient, gradients
+    of its inside, and the gradient of the widest matrix before it is summed, in fp32."""
     model, a, t = job.model, job.activation_bytes, tokens(job, cut)
     D, cut_t = model.hidden, t / cut.tp
-    gathered = t * D * a if cut.sequence_parallel else 0
+    gathered = 2 * t * D * a if cut.sequence_parallel else 0
+    products = list(_products(job, cut, kind))
+    widest = max(product.n * product.k for product in products) * FP32_BYTES
     if model.moe is not None and model.is_moe(kind):
-        return gathered + cut_t * model.moe.top_k * a * (2 * D + 3 * model.moe.ffn)
-    return gathered + t * D * a + cut_t * a * model.ffn * (2 if job.plain_ffn else 3)
+        return gathered + widest + cut_t * model.moe.top_k * a * 2 * model.moe.ffn
+    return gathered + widest + cut_t * a * model.ffn * (1 if job.plain_ffn else 2)
 
 
 def _products(job: Job, cut: Slice, kind: int) -> Iterator[Product]:

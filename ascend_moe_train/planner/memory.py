@@ -15,16 +15,21 @@ from ascend_moe_train.planner.plan import TYPICAL, Imbalance, Job, Plan
 
 BUCKET_BYTES = 25 * 2**20
 EXCHANGE_BUFFERS = 2  # of a group: one to send from, one to receive into
-CONTEXT_BYTES: Mapping[str, float] = {"npu": 1.5e9, "gpu": 1.0e9, "cpu": 0.3e9}
-GROUP_BUFFER_BYTES: Mapping[str, float] = {"npu": 200e6, "gpu": 50e6, "cpu": 1e6}
-RESERVE_SHARE = 0.03  # of what the allocator hands out and takes back, lost between pieces
+HEAD_SHARE = 0.75  # of the head's gradient, still there at the fullest moment
+CONTEXT_BYTES: Mapping[str, float] = {"npu": 4.0e9, "gpu": 1.5e9, "cpu": 0.3e9}
+GROUP_BUFFER_BYTES: Mapping[str, float] = {"npu": 200e6, "gpu": 100e6, "cpu": 1e6}
+RESERVE_SHARE = 0.02  # lost between pieces of what is handed out and taken back
+CACHE_BYTES: Mapping[str, float] = {"npu": 0.0, "gpu": 4.0e9, "cpu": 0.0}
+CACHE_SHARE: Mapping[str, float] = {"npu": 0.0, "gpu": 0.18, "cpu": 0.0}
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageMemory:
-    """Bytes on one device of a pipeline stage at the fullest moment of a step, by item."""
+    """Bytes on one device of a pipeline stage at the fullest moment of a step, by item. `cached_bytes` more are what the
+    device's own tool shows: libraries' workspaces, and what a caching allocator holds and gives back when need be."""
 
     items: Mapping[str, float]
+    cached_bytes: float = 0.0
 
     @property
     def total_bytes(self) -> float:
@@ -148,7 +153,8 @@ def memory_of(job: Job, cluster: Cluster, plan: Plan, imbalance: Imbalance = TYP
     stages, host = [], 0.0
     for stage in range(plan.pp):
         items, on_host = _stage(job, cluster, plan, imbalance, stage)
-        stages.append(StageMemory(items=items))
+        cached = CACHE_BYTES[cluster.device.kind] + CACHE_SHARE[cluster.device.kind] * _handed_out(items)
+        stages.append(StageMemory(items=items, cached_bytes=cached))
         host = max(host, on_host)
     return Memory(stages=tuple(stages), host_bytes=host)
 
@@ -166,12 +172,18 @@ def _stage(job: Job, cluster: Cluster, plan: Plan, imbalance: Imbalance, stage: 
         "optimizer": sum(each.optimizer for each in states),
     }
     items |= activations(job, plan, stage, imbalance.worst)
-    items["exchange"] = _exchange(job, plan, imbalance.worst)
+    items["exchange"] = max(0.0, _exchange(job, plan, imbalance.worst) - items["working"] - items["loss"])
     items["gathered"] = _gathered(job, plan, stage)
     groups = sum(size > 1 for size in (plan.tp, plan.cp, plan.pp, plan.dp, plan.ep, plan.etp, plan.edp))
-    items["runtime"] = CONTEXT_BYTES[cluster.device.kind] + groups * GROUP_BUFFER_BYTES[cluster.device.kind]
-    items["reserve"] = RESERVE_SHARE * (sum(items.values()) - items["runtime"])
+    kind = cluster.device.kind
+    items["runtime"] = CONTEXT_BYTES[kind] + groups * GROUP_BUFFER_BYTES[kind] + job.engine.buffer_bytes
+    items["reserve"] = RESERVE_SHARE * _handed_out(items)
     return items, sum(each.host for each in states)
+
+
+def _handed_out(items: Mapping[str, float]) -> float:
+    """What comes and goes, or is made again, during a step."""
+    return sum(size for name, size in items.items() if name not in ("runtime", "optimizer"))
 
 
 def activations(job: Job, plan: Plan, stage: int, imbalance: float) -> dict[str, float]:
@@ -196,10 +208,18 @@ def activations(job: Job, plan: Plan, stage: int, imbalance: float) -> dict[str,
         kept = alive * of_chunk
     found = {"activations": kept, "working": working, "loss": 0.0}
     if stage == plan.pp - 1:
-        logits = tokens(job, cut) * job.model.vocab_size / plan.tp
-        depth = 1 + (job.model.mtp.depth if job.model.mtp is not None else 0)
-        found["loss"] = depth * logits * (6 if job.engine.fused_loss else 3 * FP32_BYTES)
+        found["loss"] = _loss(job, plan)
     return found
+
+
+def _loss(job: Job, plan: Plan) -> float:
+    """Logits and their gradient, and the head's gradient before it is summed; of each block of multi-token prediction
+    its own logits."""
+    model = job.model
+    logits = tokens(job, Slice.of(plan)) * model.vocab_size / plan.tp
+    depth = 1 + (model.mtp.depth if model.mtp is not None else 0)
+    of_head = HEAD_SHARE * model.vocab_size * model.hidden * job.engine.weight_bytes / plan.tp
+    return depth * logits * (2 * job.activation_bytes if job.engine.fused_loss else 3 * FP32_BYTES) + of_head
 
 
 def _recomputed(plan: Plan, count: int) -> int:
@@ -222,8 +242,11 @@ def _gathered(job: Job, plan: Plan, stage: int) -> float:
     if plan.dp * plan.cp == 1:
         return 0.0
     found = float(BUCKET_BYTES)
+    if plan.zero_stage == 3 and job.engine.gathers_stages and plan.pp > 1:
+        whole = sum(stage_parameters(job, plan, stage))
+        return found + whole * (job.activation_bytes + job.engine.gradient_bytes)
     if plan.zero_stage == 3:
         kinds = _kinds_on(job, plan.stage_layers, plan.pp, stage)
         largest = max(sum(block_parameters(job, plan.tp, plan.ep, plan.etp, kind)) for kind, _ in kinds)
-        found += 2 * largest * job.engine.weight_bytes
+        found += 2 * largest * job.activation_bytes
     return found

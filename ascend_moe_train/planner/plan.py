@@ -33,8 +33,11 @@ class Engine:
     begins with its forward pass over again. `flash`: attention scores are never stored. `fused_loss`: logits are kept
     once, in 16 bits. `dropout`: masks are kept. `overlaps` what communication runs beside computation.
     `expert_scores_early`: weights of experts multiply inside them, so that their outputs need not be kept.
-    `selective` is what that policy recomputes: `scores` of attention where they are stored; with `activations` those
-    and the outputs of norms. `shares_inputs`: with sequence parallelism, inputs of recomputed blocks are kept as parts.
+    `selective` is what that policy recomputes: `scores` of attention where they are stored, what an `activations`
+    function makes, outputs of `norms`, or of every second of `products`, heads that come from `latents`, everything of
+    `experts`. `shares_inputs`: with sequence parallelism, inputs of recomputed blocks are kept as parts.
+    `gathers_stages`: with pipeline stages, stage 3 gathers a stage's weights once a step, and keeps their gradients
+    whole until its end. `buffer_bytes` are flat buffers of its own.
     """
 
     name: str
@@ -47,8 +50,10 @@ class Engine:
     fused_loss: bool = True
     dropout: bool = False
     expert_scores_early: bool = True
-    selective: frozenset[str] = frozenset({"scores", "activations"})
+    selective: frozenset[str] = frozenset({"scores", "activations", "norms"})
     shares_inputs: bool = True
+    gathers_stages: bool = False
+    buffer_bytes: float = 0.0
     overlaps: frozenset[str] = frozenset()
 
 
