@@ -1,0 +1,227 @@
+"""The walk through the space, best first. Pure.
+
+Every cut of a block has a least time that costs microseconds (`bounds`). Cuts are opened in that order to numbers of
+stages, these to schedules and stage splits, each with a least time of its own; only what could still be among the best
+is evaluated. What a bound leaves out is therefore not better than what is kept.
+"""
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+from typing import Any, NamedTuple
+
+from ascend_moe_train.parallel.config import ScheduleName
+from ascend_moe_train.planner.bounds import PassTimes, busy_s, least_bytes, least_step_s, splits
+from ascend_moe_train.planner.efficiency import Efficiency
+from ascend_moe_train.planner.hardware import Cluster
+from ascend_moe_train.planner.layers import Slice
+from ascend_moe_train.planner.memory import Memory, memory_of
+from ascend_moe_train.planner.plan import Imbalance, Job, Plan, check
+from ascend_moe_train.planner.rejections import Rejections
+from ascend_moe_train.planner.scored import Scored
+from ascend_moe_train.planner.space import Space, Variant, Zero
+from ascend_moe_train.planner.step_time import StepTime, time_of
+
+
+class _Node(NamedTuple):
+    """What is still to be opened: a cut, with `pp` also a number of stages, with `stage_layers` a whole pipeline."""
+
+    least_s: float
+    order: int
+    cut: Slice
+    pp: int = 0
+    schedule: ScheduleName = "1f1b"
+    chunks: int = 1
+    stage_layers: tuple[int, ...] = ()
+
+
+class Walk:
+    """Keeps the best plan of each layout. With `limit_s` steps may be so long, and the plan of a layout is the one that
+    needs the least memory; without it, the fastest."""
+
+    def __init__(
+        self,
+        job: Job,
+        cluster: Cluster,
+        imbalance: Imbalance,
+        efficiency: Efficiency | None,
+        space: Space,
+        top: int,
+        limit_s: float | None = None,
+    ) -> None:
+        self._job, self._cluster, self._imbalance, self._efficiency = job, cluster, imbalance, efficiency
+        self._top, self._limit_s = top, limit_s
+        self._repeats = job.engine.keeps == "inputs"
+        self._times = PassTimes(job, cluster, imbalance, efficiency)
+        self._heap: list[_Node] = []
+        self._order = count()
+        self._lean: dict[tuple[Slice, int], tuple[Variant, ...]] = {}
+        self._refused: dict[tuple[int, int], dict[Zero, str]] = {}
+        self.rejections = Rejections()
+        self.best: dict[tuple[int, ...], Scored] = {}
+        self.seen: list[Scored] = []
+        self.too_big: Scored | None = None
+        self.num_plans = self.num_evaluated = 0
+        self.space, refused = space.without_impossible(job)
+        for label, reason in refused.items():
+            self.rejections.add("impossible", label, reason)
+        variants = len(space.zero) * len(space.recompute) * len(space.offload)
+        self._plans_of = {pp: variants * len(list(space.pipelines(pp, job.model.num_layers))) for pp in space.pp}
+
+    def run(self) -> None:
+        """Until nothing that is left can be among the best."""
+        for cut in self.space.cuts(self._job):
+            self._heap.append(_Node(self._times.whole_s(cut) * self._rounds(cut), next(self._order), cut))
+            self.num_plans += sum(self._plans_of[pp] for pp in self.space.stages(self._job, cut))
+        heapq.heapify(self._heap)
+        while self._heap and self._heap[0].least_s < self.limit_s:
+            node = heapq.heappop(self._heap)
+            if not node.pp:
+                self._open_cut(node)
+            elif not node.stage_layers:
+                self._open_stages(node)
+            else:
+                self._evaluate(node)
+
+    @property
+    def limit_s(self) -> float:
+        """What a step must be shorter than to be of interest."""
+        if self._limit_s is not None:
+            return self._limit_s
+        if len(self.best) < self._top:
+            return float("inf")
+        return sorted(scored.time.step_s for scored in self.best.values())[self._top - 1]
+
+    def left(self) -> Iterator[tuple[Slice, int, float, int]]:
+        """What was not opened, as cut, pp (0: all), least time and number of plans."""
+        for node in self._heap:
+            if not node.pp:
+                of_cut = sum(self._plans_of[pp] for pp in self.space.stages(self._job, node.cut))
+                yield node.cut, 0, node.least_s, of_cut
+            elif not node.stage_layers:
+                yield node.cut, node.pp, node.least_s, self._plans_of[node.pp]
+
+    def _rounds(self, cut: Slice) -> float:
+        """Micro-batches of a step through pp: how often a device does its part of one, on average over the stages."""
+        return self._job.global_sequences * cut.cp * cut.tp / (self.space.num_devices * cut.micro_sequences)
+
+    def _open_cut(self, node: _Node) -> None:
+        room = self._cluster.device.memory_bytes
+        passes = self._times.of(node.cut)
+        for pp in self.space.stages(self._job, node.cut):
+            least = {
+                each: least_bytes(self._job, self._cluster, self.space, node.cut, pp, each)
+                for each in self.space.variants()
+            }
+            if min(least.values()) > room:
+                self.rejections.too_big(_family(node.cut, pp), 0, min(least.values()), room, count=self._plans_of[pp])
+                continue
+            self._lean[node.cut, pp] = tuple(each for each, size in least.items() if size <= room)
+            again = passes.forward_s[-(3 * len(passes.forward_s) // (2 * pp) + 2)] if self._repeats and pp > 1 else 0.0
+            least_s = node.least_s + passes.slow * again * self._rounds(node.cut)
+            heapq.heappush(self._heap, _Node(least_s, next(self._order), node.cut, pp))
+
+    def _open_stages(self, node: _Node) -> None:
+        passes = self._times.of(node.cut)
+        num_micro = round(self._rounds(node.cut) * node.pp)
+        repeats = self._repeats and node.pp > 1
+        done: dict[int, list[tuple[tuple[int, ...], list[float]]]] = {}
+        for schedule, chunks in self.space.pipelines(node.pp, self._job.model.num_layers):
+            if chunks not in done:
+                shares = splits(passes, node.pp, chunks, repeats=repeats)
+                done[chunks] = [(each, busy_s(passes, each, node.pp, repeats=repeats)) for each in shares]
+            for layers, busy in done[chunks]:
+                least_s = least_step_s(busy, num_micro, chunks, schedule, passes.slow)
+                rest = node.cut, node.pp, schedule, chunks, layers
+                heapq.heappush(self._heap, _Node(max(least_s, node.least_s), next(self._order), *rest))
+
+    def _evaluate(self, node: _Node) -> None:
+        """Every way to keep weights and states that may have room; of each, the least recomputation that fits."""
+        refused = self._refused_variants(node)
+        for zero, offload in self._lean[node.cut, node.pp]:
+            if zero in refused:
+                self.rejections.add("impossible", f"ZeRO-{zero}, {node.schedule}", refused[zero])
+                continue
+            plan = self._plan(node, zero_stage=zero, offload_optimizer=offload)
+            time = self._time(plan)
+            if time.step_s < self.limit_s and (found := self._least_recomputed(plan, time)) is not None:
+                self._keep(found)
+
+    def _refused_variants(self, node: _Node) -> dict[Zero, str]:
+        key = node.pp, node.chunks
+        if key not in self._refused:
+            self._refused[key] = self.space.refused_variants(self._job, *key)
+        return self._refused[key]
+
+    def _plan(self, node: _Node, **choices: Any) -> Plan:
+        pipeline = {"pp": node.pp, "schedule": node.schedule, "chunks": node.chunks, "stage_layers": node.stage_layers}
+        return Plan(num_devices=self.space.num_devices, **pipeline, **node.cut._asdict(), **choices)
+
+    def _time(self, plan: Plan) -> StepTime:
+        self.num_evaluated += 1
+        return time_of(self._job, self._cluster, plan, self._imbalance, self._efficiency)
+
+    def _memory(self, plan: Plan) -> Memory:
+        return memory_of(self._job, self._cluster, plan, self._imbalance)
+
+    def _least_recomputed(self, plan: Plan, time: StepTime) -> Scored | None:
+        """The fastest of a plan's policies that fits, or None."""
+        options = []
+        for policy in self.space.recompute:
+            found = self._of_policy(replace(plan, recompute=policy), time if policy == "none" else None)
+            if found is not None:
+                options.append(found)
+                if policy == "none":
+                    break
+        if self._limit_s is not None:
+            options = [each for each in options if each.time.step_s <= self._limit_s]
+            return min(options, key=lambda each: each.memory.peak_bytes, default=None)
+        return min(options, key=lambda each: each.time.step_s, default=None)
+
+    def _of_policy(self, plan: Plan, time: StepTime | None) -> Scored | None:
+        device = self._cluster.device
+        memory = self._memory(plan)
+        if not memory.fits(device):
+            self._count_too_big(plan, memory, time)
+            return None
+        most = max(plan.stage_layers)
+        if plan.recompute != "none" and self._limit_s is None:
+            low, high = 0, most  # layers: too few, enough
+            while high - low > 1:
+                middle = (low + high) // 2
+                found = self._memory(replace(plan, recompute_layers=middle))
+                if found.fits(device):
+                    high, memory = middle, found
+                else:
+                    low = middle
+            plan = replace(plan, recompute_layers=high) if high < most else plan
+        return Scored(plan=plan, memory=memory, time=time if time is not None else self._time(plan))
+
+    def _count_too_big(self, plan: Plan, memory: Memory, time: StepTime | None) -> None:
+        needs, room = memory.peak_bytes, self._cluster.device.memory_bytes
+        if needs <= room:
+            needs, room = memory.host_bytes, self._cluster.device.host_memory_bytes
+        self.rejections.too_big(_family(plan, plan.pp), memory.fullest, needs, room)
+        is_faster = time is not None and (self.too_big is None or time.step_s < self.too_big.time.step_s)
+        if time is not None and is_faster and check(self._job, plan) is None:
+            self.too_big = Scored(plan=plan, memory=memory, time=time)
+
+    def _keep(self, found: Scored) -> bool:
+        """Whether the plan is possible; kept if it is the best of its layout."""
+        if (reason := check(self._job, found.plan)) is not None:
+            self.rejections.add("impossible", _family(found.plan, found.plan.pp), reason)
+            return False
+        self.seen.append(found)
+        before = self.best.get(found.layout)
+        if before is None or self._rank(found) < self._rank(before):
+            self.best[found.layout] = found
+        return True
+
+    def _rank(self, found: Scored) -> tuple[float, float]:
+        pair = found.time.step_s, found.memory.peak_bytes
+        return pair if self._limit_s is None else pair[::-1]
+
+
+def _family(cut: Slice | Plan, pp: int) -> str:
+    return f"pp {pp} x tp {cut.tp}"
