@@ -201,10 +201,11 @@ class Ring(nn.Cell):
         self.to_next, self.of_previous = ms.Tensor(to), ms.Tensor(of)
 
     def construct(self, q: Tensor, k: Tensor, v: Tensor, start_BS: Tensor, sink_H: Tensor) -> tuple[Tensor, Tensor]:
-        result = self.own.alone(q, k, v, start_BS)
-        moving = ops.depend(_joined(k, v), q)
+        result, before, moving = self.own.alone(q, k, v, start_BS), q, _joined(k, v)
         for part in self.others:
-            moving = self.pass_on(moving)
+            # keys may come while those before them are used, but no more: else all could be here at once
+            moving = self.pass_on(ops.depend(moving, before))
+            before = result
             k_there, v_there = _parted(moving, k, v)
             result = part.attend(result, q, k_there, v_there, start_BS)
         out, log_sum = self.sinks.attend(result, sink_H)
@@ -218,12 +219,12 @@ class Ring(nn.Cell):
         dot = ops.sum(dout_BSHY * ops.cast(out[0], ms.float32), 3)
         given = dout_BSHY, dot, out[1]
         dq, dk, dv = self.own.gradients(q, k, v, start_BS, given)
-        moving, collected = ops.depend(_joined(k, v), dout_BSHY), _joined(dk, dv)
+        moving, collected, arrived = _joined(k, v), _joined(dk, dv), dout_BSHY
         for part in self.others:
-            moving = self.pass_on(ops.depend(moving, collected))
-            collected = self.pass_on(ops.depend(collected, moving))
+            moving = self.pass_on(ops.depend(moving, arrived))
+            arrived = self.pass_on(ops.depend(collected, moving))
             k_there, v_there = _parted(moving, k, v)
-            dk, dv = _parted(collected, k, v)
+            dk, dv = _parted(arrived, k, v)
             dq, dk, dv = part.add_gradients((dq, dk, dv), q, k_there, v_there, start_BS, given)
             collected = _joined(dk, dv)
         collected = self.pass_on(collected)

@@ -7,14 +7,16 @@ types and shapes are checked, which is all that can be without a device.
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mindspore as ms
 import numpy as np
 from mindspore import communication, nn, ops
 
+from ascend_moe_train.model.kernels.portable import PortableKernels
 from ascend_moe_train.parallel import autodiff
 from ascend_moe_train.parallel.comm import Operator, Tensor
+from ascend_moe_train.parallel.context import context_kernels
 from ascend_moe_train.parallel.native import NativeOps
 
 N, D, ROWS = 8, 3, 5
@@ -67,7 +69,22 @@ def calls(native: NativeOps) -> dict[str, tuple[Operator, tuple[int, ...], Any]]
         "gradient scatter_sum": (autodiff.scatter_sum(native, world), (N // n, D), ms.float32),
         "gradient exchange": (autodiff.exchange(native, world), (N, D), ms.float32),
         "gradient exchange_rows": (rows(lambda: autodiff.exchange_rows(native, world, ROWS, N)), (ROWS, D), ms.float32),
+        "gradient of ring attention": (attention("ring", native), (N, D), ms.float32),
+        "gradient of ulysses attention": (attention("ulysses", native), (N, D), ms.float32),
     }
+
+
+def attention(form: Literal["ring", "ulysses"], native: NativeOps) -> Operator:
+    """Of N / n places of one sequence, with n heads."""
+    n = native.world.size
+    kernels = context_kernels(form, PortableKernels(), native, native.world, seq_len=N, window=None, has_sinks=False)
+    start_BS = ms.Tensor(np.zeros((1, N // n), np.int32))
+
+    def op(x: Tensor) -> Tensor:
+        x_BSHZ = x.reshape((1, N // n, n, D))
+        return kernels.attention(x_BSHZ, x_BSHZ, x_BSHZ, start_BS).reshape((N, D))
+
+    return op
 
 
 def main(folder: str) -> None:

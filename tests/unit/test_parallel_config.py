@@ -101,6 +101,24 @@ OTHER_SECTIONS = [
         "parallel.tp 4: the 510 tokens of a micro-batch on one rank do not divide by it: use 2",
     ),
     (
+        ["parallel={cp: 16, context: ulysses}"],
+        "parallel.cp 16: context 'ulysses' shares out model.num_heads 8, which does not divide by it: use 8",
+    ),
+    (
+        ["parallel={cp: 4, tp: 4, context: ulysses}"],
+        "parallel.cp 4: context 'ulysses' shares out model.num_heads 2 (on each of tp 4), which does not divide by it: "
+        "use 2",
+    ),
+    (
+        [
+            "parallel={cp: 3, context: ulysses}",
+            "data.seq_len=252",
+            "model={preset: demo, num_heads: 6, num_kv_heads: 2, head_dim: 32}",
+        ],
+        "parallel.cp 3: context 'ulysses' shares out model.num_kv_heads 2, which neither divides by it nor divides it: "
+        "use 2 or 6",
+    ),
+    (
         ["parallel.tp=2", "lora={}", "run.init_from=x"],
         "parallel.tp 2 is impossible with lora, whose adapters are not cut: use 1",
     ),
