@@ -2,6 +2,7 @@
 # make test   the tests; make test-all adds the slow ones
 # make check  lint, types, and the rules of tests/rules
 # make bench  the benchmarks
+# make plan-accuracy RUNS=runs.json  the planner fitted on published runs and judged: docs/plan-accuracy.md
 
 VENV := .venv
 PEER := .venv-peer
@@ -10,7 +11,7 @@ STAMP := $(VENV)/.installed
 SUITABLE := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))
 PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3,$(shell $(name) -c '$(SUITABLE)' 2>/dev/null && echo $(name))))
 
-.PHONY: install demo test test-all check bench clean
+.PHONY: install demo test test-all check bench plan-accuracy clean
 
 install: $(STAMP)
 
@@ -47,6 +48,10 @@ $(PEER)/.installed: benchmarks/peers.txt
 
 bench: $(STAMP) $(PEER)/.installed
 	PEER_PYTHON=$(PEER)/bin/python $(BIN)/python -m benchmarks
+
+plan-accuracy: $(STAMP)
+	@test -n "$(RUNS)" || { echo "Name the file of published runs: make plan-accuracy RUNS=runs.json" >&2; exit 2; }
+	$(BIN)/python -m scripts.plan_accuracy $(RUNS)
 
 clean:
 	rm -rf $(VENV) $(PEER) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -10,6 +10,7 @@ from ascend_moe_train.planner.efficiency import Efficiency
 from ascend_moe_train.planner.hardware import Cluster, LinkClass
 from ascend_moe_train.planner.plan import Plan
 
+HOP_SHARE = 0.25  # of a call's latency, for each further step of a ring
 _PASSES = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "all_to_all": 1, "ring": 1}
 
 
@@ -41,10 +42,12 @@ def span(plan: Plan, axis: str, devices_per_node: int) -> Span:
     return Span(size, min(size, max(1, devices_per_node // stride)))
 
 
-def collective_s(verb: str, size_bytes: float, group: Span, cluster: Cluster, efficiency: Efficiency) -> float:
-    """Seconds of one call. Inside a node: at the rate of a group of that size. Across nodes a ring is as fast as its
-    slowest part, where all devices of the group in a node share out the crossing; an all-to-all sends each part its own
-    way, both at once."""
+def collective_s(
+    verb: str, size_bytes: float, group: Span, cluster: Cluster, efficiency: Efficiency, *, far_share: float = 1.0
+) -> float:
+    """Seconds of one call; `far_share` of an all-to-all's bytes across nodes is sent. Inside a node: at the rate of a
+    group of that size. Across nodes a ring is as fast as its slowest part, where all devices of the group in a node
+    share out the crossing; an all-to-all sends each part its own way, both at once."""
     n = group.size
     if n <= 1 or size_bytes <= 0:
         return 0.0
@@ -54,7 +57,7 @@ def collective_s(verb: str, size_bytes: float, group: Span, cluster: Cluster, ef
         return _way_s(moved, n - 1, inside, inside.rate(n) * efficiency.inside)
     if verb == "all_to_all":
         near = size_bytes * (group.inside - 1) / n
-        far = size_bytes * (n - group.inside) / n
+        far = far_share * size_bytes * (n - group.inside) / n
         return max(
             _way_s(near, 1, inside, inside.rate(group.inside) * efficiency.inside),
             _way_s(far, 1, across, across.bytes_per_s * efficiency.across),
@@ -62,7 +65,8 @@ def collective_s(verb: str, size_bytes: float, group: Span, cluster: Cluster, ef
     rate = across.bytes_per_s * efficiency.across * (group.inside if verb != "ring" else 1)
     if group.inside > 1:
         rate = min(rate, inside.rate(group.inside) * efficiency.inside)
-    return _way_s(moved, n - 1, across, rate)
+    hops = -(-n // group.inside) - 1
+    return _way_s(moved, hops, across, rate)
 
 
 def send_s(size_bytes: float, group: Span, cluster: Cluster, efficiency: Efficiency) -> float:
@@ -74,7 +78,8 @@ def send_s(size_bytes: float, group: Span, cluster: Cluster, efficiency: Efficie
 
 
 def _way_s(moved_bytes: float, steps: int, link: LinkClass, rate: float) -> float:
-    """Latency, and a rate that small messages do not reach: b / (b + knee) of it, with the knee of a whole call."""
+    """The latency of a call and of each step from node to node or device to device, and a rate that small messages do
+    not reach: b / (b + knee) of it, with the knee of a whole call."""
     if moved_bytes <= 0:
         return 0.0
-    return link.latency_s + (moved_bytes + link.knee_bytes * min(1.0, steps / 8)) / rate
+    return link.latency_s + steps * HOP_SHARE * link.latency_s + (moved_bytes + link.knee_bytes * min(1, steps)) / rate

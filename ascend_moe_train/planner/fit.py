@@ -1,16 +1,17 @@
 """Fitting the few efficiencies of each device class on published runs. Pure.
 
-Nothing is fitted to one run: a class has nine numbers, each kept within what hardware can do, found on the runs whose
+Nothing is fitted to one run: a class has ten numbers, each kept within what hardware can do, found on the runs whose
 name falls into the training part and judged on the others.
 """
 
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
+from typing import TypeVar
 
-from ascend_moe_train.planner.efficiency import Efficiency
+from ascend_moe_train.planner.efficiency import Efficiency, Paces
 from ascend_moe_train.planner.published import Published
 from ascend_moe_train.planner.step_time import time_of
 
@@ -19,7 +20,8 @@ BOUNDS: Mapping[str, tuple[float, float]] = MappingProxyType(
     {
         "product": (0.35, 0.98),
         "product_knee": (8.0, 1024.0),
-        "core": (0.1, 0.8),
+        "core": (0.1, 0.85),
+        "core_knee": (64.0, 8192.0),
         "vector": (0.2, 0.95),
         "inside": (0.2, 0.95),
         "across": (0.2, 0.95),
@@ -28,8 +30,13 @@ BOUNDS: Mapping[str, tuple[float, float]] = MappingProxyType(
         "slow": (0.005, 0.15),
     }
 )
+PACE_BOUNDS = (0.6, 1.7)
+ROUNDS = 2
+LEAST_RUNS = 2
+SOFTWARE_PULL = 0.1
 PULL = 0.004  # how much an e-fold from the start counts, against a relative error of 1
 FIRST_STEP, LAST_STEP = 0.4, 0.02
+_Values = TypeVar("_Values", Efficiency, Paces)
 
 
 def is_training(name: str) -> bool:
@@ -37,23 +44,65 @@ def is_training(name: str) -> bool:
     return hashlib.sha256(name.encode()).digest()[0] % 2 == 0
 
 
-def fit(runs: Sequence[Published], start: Efficiency) -> Efficiency:
-    """Coordinate search from `start` for the least mean of |ln(predicted / measured)|, each family of runs (framework's
-    group) counting by the root of its size."""
-    if not runs:
-        return start
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """What was found: parameters of each device class, paces of each software on it."""
+
+    devices: Mapping[str, Efficiency]
+    software: Mapping[str, Paces]
+
+    def log_error(self, run: Published) -> float:
+        """ln(predicted / measured) of a run's step."""
+        paces = self.software.get(run.software, Paces())
+        return _log_error(_paced(run, paces), self.devices[run.cluster.device.efficiency])
+
+
+def fit(runs: Sequence[Published], start: Mapping[str, Efficiency]) -> Fitted:
+    """The parameters of every class that has runs, then the paces of every software with `LEAST_RUNS` or more, and both
+    once more. Each is the least mean of |ln(predicted / measured)|, where a group of runs counts by the root of its
+    size."""
+    devices, software = dict(start), dict[str, Paces]()
+    for _ in range(ROUNDS):
+        for name in sorted({run.cluster.device.efficiency for run in runs}):
+            mine = [_paced(run, software.get(run.software, Paces())) for run in runs if _class(run) == name]
+            devices[name] = _fit_device(mine, devices[name], start[name])
+        for name in sorted({run.software for run in runs}):
+            mine = [run for run in runs if run.software == name]
+            if len(mine) >= LEAST_RUNS:
+                software[name] = _fit_paces(mine, devices[_class(mine[0])], software.get(name, Paces()))
+    return Fitted(devices=devices, software=software)
+
+
+def _fit_device(runs: Sequence[Published], best: Efficiency, start: Efficiency) -> Efficiency:
     weights = _weights(runs)
 
     def loss(candidate: Efficiency) -> float:
-        total = math.fsum(weight * abs(log_error(run, candidate)) for run, weight in zip(runs, weights, strict=True))
+        total = math.fsum(weight * abs(_log_error(run, candidate)) for run, weight in zip(runs, weights, strict=True))
         first, now = asdict(start), asdict(candidate)
         return total / sum(weights) + PULL * sum(math.log(now[name] / first[name]) ** 2 for name in BOUNDS)
 
-    return _search(start, loss)
+    return _search(best, loss, BOUNDS)
 
 
-def log_error(run: Published, efficiency: Efficiency | None = None) -> float:
-    """ln(predicted / measured) of a run's step."""
+def _fit_paces(runs: Sequence[Published], efficiency: Efficiency, best: Paces) -> Paces:
+    def loss(candidate: Paces) -> float:
+        total = math.fsum(abs(_log_error(_paced(run, candidate), efficiency)) for run in runs)
+        squares = sum(math.log(value) ** 2 for value in asdict(candidate).values())
+        return total / len(runs) + SOFTWARE_PULL / len(runs) * squares
+
+    return _search(best, loss, dict.fromkeys(("pace", "core_pace"), PACE_BOUNDS))
+
+
+def _class(run: Published) -> str:
+    return run.cluster.device.efficiency
+
+
+def _paced(run: Published, paces: Paces) -> Published:
+    engine = replace(run.job.engine, pace=paces.pace, core_pace=paces.core_pace)
+    return replace(run, job=replace(run.job, engine=engine))
+
+
+def _log_error(run: Published, efficiency: Efficiency) -> float:
     if run.step_s is None:
         raise ValueError(f"{run.name} has no measured time")
     predicted = time_of(run.job, run.cluster, run.plan, run.imbalance, efficiency)
@@ -67,11 +116,12 @@ def _weights(runs: Sequence[Published]) -> list[float]:
     return [counts[run.group] ** -0.5 for run in runs]
 
 
-def _search(start: Efficiency, loss: Callable[[Efficiency], float]) -> Efficiency:
+def _search(start: _Values, loss: Callable[[_Values], float], bounds: Mapping[str, tuple[float, float]]) -> _Values:
+    """Coordinate search with steps that halve."""
     best, least, step = start, loss(start), FIRST_STEP
     while step > LAST_STEP:
         is_better = False
-        for name, (low, high) in BOUNDS.items():
+        for name, (low, high) in bounds.items():
             for factor in (math.exp(step), math.exp(-step)):
                 value = min(high, max(low, asdict(best)[name] * factor))
                 candidate = replace(best, **{name: value})

@@ -119,8 +119,14 @@ def block_cost(job: Job, cut: Slice, kind: int) -> BlockCost:
         core_flops=t * core_flops_per_token(job, kind) / cut.tp,
         vector_bytes=t * a * _vector_elements(job, cut, kind),
         moves=tuple(_moves(job, cut, kind)),
-        num_operators=24 + (24 if job.model.is_moe(kind) else 0),
+        num_operators=_num_operators(job, kind),
     )
+
+
+def _num_operators(job: Job, kind: int) -> int:
+    """Kernels of a forward pass besides those of experts, as profiles of such blocks have them: about 25, half as many
+    more where attention is not one kernel, and about 50 for routing and sorting tokens by expert."""
+    return (25 if job.engine.flash else 37) + (50 if job.model.is_moe(kind) else 0)
 
 
 def tokens(job: Job, cut: Slice) -> float:
@@ -159,8 +165,8 @@ def core_flops_per_token(job: Job, kind: int) -> float:
 
 def _kept(job: Job, cut: Slice, kind: int) -> tuple[dict[str, float], dict[str, float]]:
     """Korthikanti et al. (2022), section 4, equations 1 to 6, whose 34 s b h + 5 a s^2 b is the sum for H Z = D,
-    F = 4 D, 16 bits, dropout and stored scores. `selective` leaves out what `Engine.selective` names; with fp8, what only goes into
-    a matrix product is kept in 8 bits."""
+    F = 4 D, 16 bits, dropout and stored scores. `selective` leaves out what `Engine.selective` names; with fp8,
+    what only goes into a matrix product is kept in 8 bits."""
     model, engine, a, t = job.model, job.engine, job.activation_bytes, tokens(job, cut)
     masks = 1 if engine.dropout else 0
     whole = t / cut.tp if cut.sequence_parallel else t
@@ -260,7 +266,7 @@ def _vector_elements(job: Job, cut: Slice, kind: int) -> float:
     if model.moe is None or not model.is_moe(kind):
         return found + model.ffn * (2 if job.plain_ffn else 3) / cut.tp
     moe = model.moe
-    found += moe.top_k * (4 * model.hidden + 3 * moe.ffn) / cut.tp + 3 * moe.shared_ffn / cut.tp
+    found += moe.top_k * (8 * model.hidden + 3 * moe.ffn) / cut.tp + 3 * moe.shared_ffn / cut.tp
     return found + 8 * moe.num_experts / cut.tp
 
 

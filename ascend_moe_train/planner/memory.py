@@ -25,8 +25,8 @@ CACHE_SHARE: Mapping[str, float] = {"npu": 0.0, "gpu": 0.18, "cpu": 0.0}
 
 @dataclass(frozen=True, kw_only=True)
 class StageMemory:
-    """Bytes on one device of a pipeline stage at the fullest moment of a step, by item. `cached_bytes` more are what the
-    device's own tool shows: libraries' workspaces, and what a caching allocator holds and gives back when need be."""
+    """Bytes on one device of a pipeline stage at the fullest moment of a step, by item. `cached_bytes` more are what
+    the device's own tool shows: libraries' workspaces, and what a caching allocator holds until it is needed."""
 
     items: Mapping[str, float]
     cached_bytes: float = 0.0

@@ -37,7 +37,9 @@ class Engine:
     function makes, outputs of `norms`, or of every second of `products`, heads that come from `latents`, everything of
     `experts`. `shares_inputs`: with sequence parallelism, inputs of recomputed blocks are kept as parts.
     `gathers_stages`: with pipeline stages, stage 3 gathers a stage's weights once a step, and keeps their gradients
-    whole until its end. `buffer_bytes` are flat buffers of its own.
+    whole until its end. `buffer_bytes` are flat buffers of its own. Its passes take
+    `pace` times as long, attention products `core_pace` times, as those of the device class's other software.
+    `sends_once`: a token goes once to each node that has experts for it, and is shared out there.
     """
 
     name: str
@@ -54,6 +56,9 @@ class Engine:
     shares_inputs: bool = True
     gathers_stages: bool = False
     buffer_bytes: float = 0.0
+    pace: float = 1.0
+    core_pace: float = 1.0
+    sends_once: bool = False
     overlaps: frozenset[str] = frozenset()
 
 
@@ -106,7 +111,7 @@ class Job:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.model.model_dump_json(), self.seq_len, self.global_sequences, self.precision))
+        return hash((self.model.model_dump_json(), self.seq_len, self.global_sequences, self.precision, self.engine))
 
     def __hash__(self) -> int:
         return self._hash

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from ascend_moe_train.errors import ConfigError, UserError
 from ascend_moe_train.model.config import AttentionConfig, MLAConfig, ModelConfig, MoEConfig
-from ascend_moe_train.planner.hardware import Cluster, find_device
+from ascend_moe_train.planner.hardware import Cluster, Device, find_device
 from ascend_moe_train.planner.plan import ENGINES, Engine, Imbalance, Job, Plan, even_layers
 
 MAX_BYTES = 50_000_000
@@ -46,6 +46,7 @@ _HAI = replace(
     name="HAI-LLM",
     selective=frozenset({"norms", "activations", "latents"}),
     overlaps=frozenset({"gradients", "weights", "ep"}),
+    sends_once=True,
 )
 _MINDFORMERS = replace(_MEGATRON, name="mindformers", gradient_bytes=2)
 
@@ -84,19 +85,20 @@ _OPTIONS: Mapping[str, str] = MappingProxyType(
         "use-ascend-coc": "tp",
         "AsyncTP": "tp",
         "moe-permutation-async-comm": "ep",
-        "DeepEP": "ep",
     }
 )
-_ROUTING_BALANCED = ("forced balance", "capacity", "token drop")
+_ROUTING_BALANCED = ("forced balance", "token drop")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """A run: what was trained how, and what was measured. `family` is its class of runs, as in the error bars."""
+    """A run: what was trained how, and what was measured. `family` is its class of runs, as in the error bars;
+    `software` what `efficiency.software_paces` calls it."""
 
     name: str
     group: str
     family: str
+    software: str
     trust: str
     job: Job
     cluster: Cluster
@@ -107,6 +109,7 @@ class Published:
     tool: MemoryTool
     is_oom: bool
     is_complete: bool
+    uses: frozenset[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,11 +152,11 @@ def published(row: Any) -> Published:
         raise ConfigError("a row is a mapping")
     read = partial(_number, row)
     software = _text(row, "framework")
-    habit = next(each for start, each in _HABITS if software.startswith(start))
+    start, habit = next((start, each) for start, each in _HABITS if software.startswith(start))
     if "Megatron default" in str(row.get("recompute")):  # of 2023: attention in blocks, a distributed optimizer
-        habit = _Habit(engine=_MEGATRON)
+        start, habit = "Megatron-LM 2023" if software == "Megatron-LM" else software, _Habit(engine=_MEGATRON)
     model, plain = _model(row)
-    cluster = Cluster(device=find_device(_device_name(_text(row, "device"))), num_devices=read("n_devices"))
+    cluster = Cluster(device=_device(row), num_devices=read("n_devices"))
     micro, total = read("micro_batch"), read("global_batch")
     plan = _plan(row, habit, model, cluster, micro)
     if total % (plan.dp * plan.micro_sequences):
@@ -161,7 +164,9 @@ def published(row: Any) -> Published:
     options = row.get("options") or []
     words = {str(each).split("=")[0] for each in options} if isinstance(options, list) else set()
     overlaps = habit.engine.overlaps | {_OPTIONS[word] for word in words if word in _OPTIONS}
-    engine = replace(habit.engine, overlaps=frozenset(overlaps))
+    engine = replace(
+        habit.engine, overlaps=frozenset(overlaps), sends_once=habit.engine.sends_once or "DeepEP" in words
+    )
     precision = _precision(_text(row, "dtype"))
     if habit.engine.name == "megatron 2021" and precision == "bf16" and habit.engine.gradient_bytes == 2:
         engine = replace(engine, gradient_bytes=6)
@@ -184,6 +189,7 @@ def published(row: Any) -> Published:
         name=_text(row, "id"),
         group=_text(row, "group"),
         family=f"{cluster.device.kind} {'dense' if model.moe is None else 'MoE'}",
+        software=f"{start or software} on {cluster.device.efficiency}",
         trust=_text(row, "trust"),
         job=job,
         cluster=cluster,
@@ -194,6 +200,7 @@ def published(row: Any) -> Published:
         tool="first step" if row.get("tier") == "memory" else habit.tool,
         is_oom=measured.get("oom") is True,
         is_complete=row.get("config_complete") is True,
+        uses=frozenset(map(str, row["use_for"])) if isinstance(row.get("use_for"), list) else frozenset(),
     )
 
 
@@ -227,19 +234,26 @@ def _text(row: Mapping[str, Any], key: str) -> str:
     return value
 
 
-def _device_name(text: str) -> str:
-    """The part of a description before its remarks: `Ascend910B3 (Atlas 800T A2, ...)`."""
-    return re.split(r"[ (]", text, maxsplit=1)[0]
+def _device(row: Mapping[str, Any]) -> Device:
+    """By the part of a description before its remarks: `Ascend910B3 (Atlas 800T A2, ...)`. Runs on Jean Zay had four
+    links of 100 Gb/s in a node of eight (bigscience, train/tr11-176B-ml/README.md)."""
+    device = find_device(re.split(r"[ (]", _text(row, "device"), maxsplit=1)[0])
+    if "BigScience" in _text(row, "group"):
+        return replace(device, across=replace(device.across, bytes_per_s=6.25e9))
+    return device
 
 
 def _precision(text: str) -> Literal["fp16", "bf16", "fp8"]:
-    if text.startswith("fp8"):
+    if text.startswith("fp8") and "rowwise" not in text:  # whose kernels were no faster than those of bf16
         return "fp8"
     return "fp16" if text.startswith("fp16") else "bf16"
 
 
 def _imbalance(routing: Any) -> Imbalance:
     text = routing if isinstance(routing, str) else ""
+    if (match := re.search(r"capacity (\d(?:\.\d+)?)", text)) is not None:  # experts work on that many rows
+        factor = max(1.0, float(match[1]))
+        return Imbalance(expected=factor, worst=factor)
     if any(word in text for word in _ROUTING_BALANCED):
         return Imbalance(expected=1.0, worst=1.0)
     return Imbalance(expected=1.1, worst=1.1)
@@ -312,8 +326,8 @@ def _plan(row: Mapping[str, Any], habit: _Habit, model: ModelConfig, cluster: Cl
     zero = row["parallel"].get("zero", habit.zero)
     if zero not in (0, 1, 2, 3) or isinstance(zero, bool):
         raise ConfigError(f"parallel.zero {str(zero)[:40]!r} is not a stage of ZeRO")
-    chunks = max(1, read("vpp", default=1)) if pp > 1 else 1
     name = str(row["parallel"].get("schedule", ""))
+    chunks = max(1, read("vpp", default=2 if name.startswith("Interleaved") else 1)) if pp > 1 else 1
     if _text(row, "framework").startswith("torchtitan") and pp > 1:
         micro = max(1, micro // pp)
     policy, layers = _recompute(row.get("recompute"))

@@ -7,9 +7,10 @@ collectives by `collectives`, the pipeline in closed form. See docs/planner.md.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import log, sqrt
 
 from ascend_moe_train.model.counts import training_flops_per_token
-from ascend_moe_train.planner.collectives import collective_s, send_s, span
+from ascend_moe_train.planner.collectives import Span, collective_s, send_s, span
 from ascend_moe_train.planner.efficiency import Efficiency, efficiencies
 from ascend_moe_train.planner.hardware import Cluster
 from ascend_moe_train.planner.layers import FP32_BYTES, BlockCost, Product, Slice, block_cost, kind_of, tokens
@@ -87,7 +88,7 @@ def time_of(
     passes = _passes(job, cluster, plan, imbalance.expected, found)
     items, message_s = _pipeline(job, cluster, plan, passes, found)
     items |= _between(job, cluster, plan, found, items)
-    items["straggler"] = found.slow * sum(items.values())
+    items["straggler"] = found.slow * sqrt(2 * log(max(2, plan.num_devices))) / 3 * sum(items.values())
     return StepTime(
         items=items,
         passes=passes,
@@ -163,9 +164,8 @@ def _block(
 ) -> PassTime:
     cost = block_cost(job, Slice.of(plan), kind)
     forward = _compute(job, cluster, cost, imbalance, efficiency)
-    moved = _communication(cluster, plan, cost, imbalance, efficiency)
-    peak = cluster.device.peak(job.precision)
-    core_s = cost.core_flops / (peak * efficiency.core)
+    moved = _communication(job, cluster, plan, cost, imbalance, efficiency)
+    core_s = job.engine.pace * _core_s(job, cluster, cost, efficiency)
     backward = {part: BACKWARD_PRODUCTS * value for part, value in forward.items()}
     backward["attention"] += (BACKWARD_CORE - BACKWARD_PRODUCTS) * core_s
     weight_s = sum(value for part, value in forward.items() if part != "other") - core_s
@@ -185,6 +185,13 @@ def _block(
     )
 
 
+def _core_s(job: Job, cluster: Cluster, cost: BlockCost, efficiency: Efficiency) -> float:
+    """Attention products are done in 16 bits where matrix products are done in 8."""
+    peak = cluster.device.peak("bf16" if job.precision == "fp8" else job.precision)
+    share = efficiency.core * job.seq_len / (job.seq_len + efficiency.core_knee)
+    return job.engine.core_pace * cost.core_flops / (peak * share)
+
+
 def product_s(product: Product, peak_flops_per_s: float, efficiency: Efficiency) -> float:
     """Seconds of a matrix product: `product` of the peak, less where a dimension is short."""
     knee = efficiency.product_knee
@@ -196,25 +203,39 @@ def product_s(product: Product, peak_flops_per_s: float, efficiency: Efficiency)
 
 def _compute(job: Job, cluster: Cluster, cost: BlockCost, imbalance: float, efficiency: Efficiency) -> dict[str, float]:
     peak = cluster.device.peak(job.precision)
-    parts = {"attention": cost.core_flops / (peak * efficiency.core), "feed-forward": 0.0, "experts": 0.0}
+    parts = {"attention": _core_s(job, cluster, cost, efficiency), "feed-forward": 0.0, "experts": 0.0}
     for product in cost.products:
-        factor = imbalance if product.part == "experts" else 1.0
-        parts[product.part] += factor * product_s(product, peak, efficiency)
+        is_routed = product.part == "experts"
+        parts[product.part] += (imbalance if is_routed else 1.0) * product_s(product, peak, efficiency)
+        parts[product.part] += product.times * efficiency.operator_s if is_routed else 0.0
     memory_s = cost.vector_bytes / (cluster.device.memory_bytes_per_s * efficiency.vector)
     parts["other"] = memory_s + cost.num_operators * efficiency.operator_s
-    return parts
+    return {part: job.engine.pace * value for part, value in parts.items()}
 
 
 def _communication(
-    cluster: Cluster, plan: Plan, cost: BlockCost, imbalance: float, efficiency: Efficiency
+    job: Job, cluster: Cluster, plan: Plan, cost: BlockCost, imbalance: float, efficiency: Efficiency
 ) -> dict[str, float]:
+    """Exposed, by axis: of what the engine overlaps, the share that is not hidden. Ring attention runs beside its
+    products."""
     found: dict[str, float] = {}
     for move in cost.moves:
         group = span(plan, move.axis, cluster.devices_per_node)
         size_bytes = move.size_bytes * (imbalance if move.axis in ("ep", "etp") else 1.0)
-        value = collective_s(move.verb, size_bytes, group, cluster, efficiency)
+        far_share = _far_share(job, group) if move.axis == "ep" else 1.0
+        value = collective_s(move.verb, size_bytes, group, cluster, efficiency, far_share=far_share)
         found[move.axis] = found.get(move.axis, 0.0) + value
-    return found
+    overlaps = job.engine.overlaps | ({"cp"} if plan.context == "ring" else frozenset())
+    return {axis: value * (1 - efficiency.hidden) if axis in overlaps else value for axis, value in found.items()}
+
+
+def _far_share(job: Job, group: Span) -> float:
+    """Of K rows of a token the expected number of nodes that they go to, through K, where each node gets it once."""
+    moe = job.model.moe
+    if moe is None or not job.engine.sends_once:
+        return 1.0
+    nodes = group.size / group.inside
+    return nodes * (1 - (1 - 1 / nodes) ** moe.top_k) / moe.top_k
 
 
 def _ends(
@@ -229,9 +250,10 @@ def _ends(
         found["other"] = 3 * t * D * job.activation_bytes / rate
     if num_heads:
         product = Product("head", t, V / plan.tp, D)
-        found["head"] = num_heads * product_s(product, cluster.device.peak(job.precision), efficiency)
+        peak = cluster.device.peak("bf16" if job.precision == "fp8" else job.precision)
+        found["head"] = num_heads * product_s(product, peak, efficiency)
         found["other"] = found.get("other", 0.0) + num_heads * 4 * t * V / plan.tp * FP32_BYTES / rate
-    return found
+    return {part: job.engine.pace * value for part, value in found.items()}
 
 
 def _pipeline(
@@ -287,27 +309,26 @@ def _between(
 def _of_parameters(
     job: Job, cluster: Cluster, plan: Plan, efficiency: Efficiency, dense: int, expert: int
 ) -> dict[str, float]:
+    """Once each: gradients summed, weights given back (gathered, in stage 3 as often as they are used), and what the
+    optimizer reads and writes."""
     engine, device = job.engine, cluster.device
+    is_gathered = plan.zero_stage == 3
+    weight_bytes = min(engine.weight_bytes, job.activation_bytes) if is_gathered else engine.weight_bytes
+    calls = max(plan.stage_layers) * plan.chunks if is_gathered else 1
     found = {"gradients": 0.0, "weights": 0.0, "optimizer": 0.0}
     for axis, parameters in (("dp x cp", dense), ("edp", expert)):
-        group = span(plan, axis, cluster.devices_per_node)
         if parameters == 0:
             continue
-        if plan.zero_stage and group.size > 1:
-            found["gradients"] += collective_s(
-                "reduce_scatter", engine.gradient_bytes * parameters, group, cluster, efficiency
-            )
-            found["weights"] += collective_s("all_gather", engine.weight_bytes * parameters, group, cluster, efficiency)
-        else:
-            found["gradients"] += collective_s(
-                "all_reduce", engine.gradient_bytes * parameters, group, cluster, efficiency
-            )
-        share = group.size if plan.zero_stage else 1
-        touched = 2 * (engine.gradient_bytes + engine.sharded_state_bytes) * parameters / share
-        rate = device.memory_bytes_per_s * efficiency.vector
-        if plan.offload_optimizer:
-            rate = device.host_bytes_per_s
-        found["optimizer"] += touched / rate
+        group = span(plan, axis, cluster.devices_per_node)
+        is_cut = plan.zero_stage > 0 and group.size > 1
+        gradient_bytes, gathered_bytes = engine.gradient_bytes * parameters / calls, weight_bytes * parameters / calls
+        verb = "reduce_scatter" if is_cut else "all_reduce"
+        found["gradients"] += calls * collective_s(verb, gradient_bytes, group, cluster, efficiency)
+        if is_cut:
+            found["weights"] += calls * collective_s("all_gather", gathered_bytes, group, cluster, efficiency)
+        touched = 2 * (engine.gradient_bytes + engine.sharded_state_bytes) * parameters
+        rate = device.host_bytes_per_s if plan.offload_optimizer else device.memory_bytes_per_s * efficiency.vector
+        found["optimizer"] += touched / (group.size if is_cut else 1) / rate
     return found
 
 
