@@ -90,10 +90,21 @@ def load_run(path: Path, overrides: Sequence[str] = (), model_of_run: ModelOfRun
     document = strict_yaml.read_file(path)
     if not isinstance(document.value, dict):
         raise ConfigError(f"{path}: a run file is a mapping of sections: {', '.join(RunConfig.model_fields)}")
-    tree = document.value
     origins = {key: f"{path}:{line}" for key, line in document.lines.items()}
+    return resolve(document.value, origins, str(path), overrides, model_of_run)
+
+
+def resolve(
+    tree: dict[str, Value],
+    origins: dict[str, str],
+    source: str,
+    overrides: Sequence[str] = (),
+    model_of_run: ModelOfRun | None = None,
+) -> RunConfig:
+    """As `load_run`, of what a file would hold: `origins` says where its keys are from, `source` what it is. The tree
+    is changed. Raises what `load_run` raises."""
     for override in overrides:
-        key = _apply_override(tree, override)
+        key = apply_override(tree, override)
         origins = {known: origin for known, origin in origins.items() if not known.startswith(f"{key}.")}
         origins[key] = f"--set {override}"
         while key := section_of(key):
@@ -103,7 +114,7 @@ def load_run(path: Path, overrides: Sequence[str] = (), model_of_run: ModelOfRun
     try:
         return RunConfig.model_validate_json(json.dumps(tree))
     except ValidationError as error:
-        raise ConfigError(explain(error, RunConfig, origins, str(path))) from None
+        raise ConfigError(explain(error, RunConfig, origins, source)) from None
 
 
 def run_to_dict(cfg: RunConfig) -> dict[str, Any]:
@@ -116,7 +127,7 @@ def dump_yaml(cfg: RunConfig) -> str:
     return strict_yaml.dump(run_to_dict(cfg))
 
 
-def _apply_override(tree: dict[str, Value], override: str) -> str:
+def apply_override(tree: dict[str, Value], override: str) -> str:
     """Sets one `a.b=value` in place (a list is entered by index); returns the dotted key."""
     key, equals, text = override.partition("=")
     words = key.split(".")

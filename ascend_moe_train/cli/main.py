@@ -35,6 +35,10 @@ VERBS = MappingProxyType(
             "ascend_moe_train.cli.schedule",
             "Show the timeline of a pipeline schedule: who computes when, who is idle, how much is in flight.",
         ),
+        "plan": (
+            "ascend_moe_train.cli.plan",
+            "Find the best way to spread a model over devices, with predicted memory and time.",
+        ),
         "config": ("ascend_moe_train.cli.config", "Show or check the configuration of a run."),
         "version": ("ascend_moe_train.cli.version", "Print the versions that a bug report needs."),
     }

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ascend_moe_train.units import format_bytes, format_seconds
+from ascend_moe_train.units import format_bytes
 
 
 @dataclass(kw_only=True)
@@ -35,10 +35,6 @@ class Rejections:
         """Plans whose fullest stage has no room."""
         reason = f"stage {stage} needs {format_bytes(needs_bytes)} of {format_bytes(room_bytes)}"
         self.add("too_big", label, reason, count=count, closeness=needs_bytes)
-
-    def slower(self, label: str, least_s: float, *, count: int) -> None:
-        """Plans whose step takes at least so long."""
-        self.add("slower", label, f"at least {format_seconds(least_s)} a step", count=count, closeness=least_s)
 
     def listed(self, kind: str) -> list[Family]:
         """Those of a kind, the nearest first."""

@@ -1,6 +1,7 @@
 """A plan with what it is predicted to need; the plan that needs the least memory. Pure."""
 
 import heapq
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -40,25 +41,48 @@ def scored(
 def leanest(
     job: Job, cluster: Cluster, space: Space, imbalance: Imbalance, *, first_fit: bool = False
 ) -> tuple[Plan, Memory] | None:
-    """The plan that needs the least memory on a device, of those with the smallest micro-batches, even stages and 1F1B;
-    None if no plan is possible whatever the memory. With `first_fit` the first that fits will do."""
+    """The plan that needs the least memory on a device, of those with the smallest micro-batches, even stages, 1F1B and
+    for each cut of the experts and number of stages as much tp and cp as go with it; None if no plan is possible
+    whatever the memory. With `first_fit` the first that fits will do."""
     order = count()
     heap = [
         (min(least_bytes(job, cluster, space, cut, pp, each) for each in space.variants()), next(order), cut, pp)
-        for cut in replace(space, micro=space.micro[:1]).cuts(job)
-        for pp in space.stages(job, cut)
+        for cut, pp in _finest(job, space)
     ]
     heapq.heapify(heap)
+    room = cluster.device.memory_bytes
     best: tuple[Plan, Memory] | None = None
     while heap and (best is None or heap[0][0] < best[1].peak_bytes):
-        _, _, cut, pp = heapq.heappop(heap)
+        least, _, cut, pp = heapq.heappop(heap)
+        if first_fit and best is not None and (best[1].fits(cluster.device) or least > room):
+            break
         for plan in _lean_plans(job, space, cut, pp):
             memory = memory_of(job, cluster, plan, imbalance)
-            if (best is None or memory.peak_bytes < best[1].peak_bytes) and check(job, plan) is None:
+            if (best is None or _needs(memory, cluster) < _needs(best[1], cluster)) and check(job, plan) is None:
                 best = plan, memory
-        if first_fit and best is not None and best[1].fits(cluster.device):
-            break
     return best
+
+
+def _needs(memory: Memory, cluster: Cluster) -> tuple[bool, float]:
+    return not memory.fits(cluster.device), memory.peak_bytes
+
+
+def _finest(job: Job, space: Space) -> Iterator[tuple[Slice, int]]:
+    """For each number of stages and cut of the experts, the largest tp, and with it the largest cp, that divide."""
+    found: set[tuple[int, int, int]] = set()
+    ordered = replace(space, tp=space.tp[::-1], cp=space.cp[::-1], micro=space.micro[:1], contexts=("ring",))
+    for cut in replace(ordered, sequence_parallel=ordered.sequence_parallel[:1]).cuts(job):
+        for pp in space.stages(job, cut):
+            key = pp, cut.ep, cut.etp
+            if key not in found and _is_possible(job, space, cut, pp):
+                found.add(key)
+                yield cut, pp
+
+
+def _is_possible(job: Job, space: Space, cut: Slice, pp: int) -> bool:
+    layers = even_layers(job.model.num_layers, pp)
+    plan = Plan(num_devices=space.num_devices, stage_layers=layers, pp=pp, **cut._asdict())
+    return check(job, plan) is None
 
 
 def _lean_plans(job: Job, space: Space, cut: Slice, pp: int) -> list[Plan]:
@@ -71,9 +95,10 @@ def _lean_plans(job: Job, space: Space, cut: Slice, pp: int) -> list[Plan]:
             pp=pp,
             zero_stage=zero,
             recompute=space.recompute[-1],
-            offload_optimizer=space.offload[-1],
+            offload_optimizer=offload,
             **cut._asdict(),
         )
         for layers in dict.fromkeys((even, even[::-1]))
         for zero in space.zero
+        for offload in space.offload
     ]

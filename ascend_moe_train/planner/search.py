@@ -1,17 +1,22 @@
 """The best plans for a job on a cluster, and why all others are not. Pure."""
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ascend_moe_train.errors import ConfigError
+from ascend_moe_train.planner.collectives import span
 from ascend_moe_train.planner.efficiency import Efficiency
 from ascend_moe_train.planner.hardware import Cluster
 from ascend_moe_train.planner.layers import Slice
-from ascend_moe_train.planner.plan import Imbalance, Job
+from ascend_moe_train.planner.plan import Imbalance, Job, Plan, even_layers
 from ascend_moe_train.planner.rejections import Rejections
 from ascend_moe_train.planner.scored import Scored, leanest, scored
 from ascend_moe_train.planner.space import Space
+from ascend_moe_train.planner.step_time import StepTime, time_of
 from ascend_moe_train.planner.walk import Walk
+from ascend_moe_train.units import format_seconds
 
 Objective = Literal["throughput", "memory"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
@@ -20,9 +25,8 @@ HEAD_ROOM_SLACK = 1.1  # how much longer than the fastest a step may be that lea
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """`best` of each layout, best first; none where nothing fits, and then `too_big` needs the least memory. Otherwise
-    that is the fastest plan that was evaluated and does not fit, if any. `seen` are all evaluated that fit. `num_plans`
-    are possible whatever the memory."""
+    """`best` of each layout, best first; none where nothing fits. `too_big` does not fit, needs the least memory of
+    such, and is faster than the best. `seen` are all evaluated that fit. `num_plans` are possible whatever the memory."""
 
     best: tuple[Scored, ...]
     seen: tuple[Scored, ...]
@@ -60,21 +64,46 @@ def search(
         walk.run()
         found = sorted(walk.best.values(), key=lambda each: (each.memory.peak_bytes, each.time.step_s))
     if found:
-        _count_slower(walk, found[0])
+        _count_slower(walk, found[0], lambda plan: time_of(job, cluster, plan, imbalance, efficiency), cluster)
     return Found(
         best=tuple(found[:top]),
         seen=tuple(walk.seen),
-        too_big=walk.too_big,
+        too_big=walk.nearest_too_big(found[0].time.step_s if found else float("inf")),
         rejections=walk.rejections,
         num_plans=walk.num_plans,
         num_evaluated=walk.num_evaluated,
     )
 
 
-def _count_slower(walk: Walk, best: Scored) -> None:
-    """What was not opened, by the first axis on which it differs from the best plan."""
+def _count_slower(walk: Walk, best: Scored, timed: Callable[[Plan], StepTime], cluster: Cluster) -> None:
+    """What was not opened, by the first axis on which it differs from the best plan; of each the nearest, with what it
+    spends most on communication."""
+    nearest: dict[str, tuple[float, Slice, int]] = {}
+    counts: Counter[str] = Counter()
     for cut, pp, least_s, count in walk.left():
-        walk.rejections.slower(_difference(cut, pp, best), least_s, count=count)
+        label = _difference(cut, pp, best)
+        counts[label] += count
+        if label not in nearest or least_s < nearest[label][0]:
+            nearest[label] = least_s, cut, pp
+    for label, (least_s, cut, pp) in nearest.items():
+        words = _most_moved(walk, best, timed, cluster, cut, pp)
+        reason = f"at least {format_seconds(least_s)} a step{words}"
+        walk.rejections.add("slower", label, reason, count=counts[label], closeness=least_s)
+
+
+def _most_moved(
+    walk: Walk, best: Scored, timed: Callable[[Plan], StepTime], cluster: Cluster, cut: Slice, pp: int
+) -> str:
+    """What a cut's largest share of communication is, where it is more than a tenth of the step."""
+    stages = pp or next(walk.stages(cut))
+    layers = even_layers(sum(best.plan.stage_layers), stages)
+    plan = Plan(num_devices=best.plan.num_devices, pp=stages, stage_layers=layers, zero_stage=1, **cut._asdict())
+    time = timed(plan)
+    kind, value = max(time.exposed.items(), key=lambda pair: pair[1], default=("", 0.0))
+    if value < 0.1 * time.step_s:
+        return ""
+    crosses = kind in Slice._fields and span(plan, kind, cluster.devices_per_node).is_across
+    return f", with pp {stages} {format_seconds(value)} of it for {kind}{' across nodes' if crosses else ''}"
 
 
 def _difference(cut: Slice, pp: int, best: Scored) -> str:

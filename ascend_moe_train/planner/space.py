@@ -111,7 +111,7 @@ class Space:
     def without_impossible(self, job: Job) -> tuple[Self, dict[str, str]]:
         """The space without sizes that the model forbids whatever the others are, and why: `tp 16` -> reason."""
         refused: dict[str, str] = {}
-        kept = {}
+        kept: dict[str, Any] = {}
         for name, axis in {"tp": "tp", "ep": "ep", "expert_tp": Slice._fields[5], "pp": "pp"}.items():
             sizes = []
             for size in getattr(self, name):

@@ -61,7 +61,7 @@ class Walk:
         self.rejections = Rejections()
         self.best: dict[tuple[int, ...], Scored] = {}
         self.seen: list[Scored] = []
-        self.too_big: Scored | None = None
+        self._too_big: list[Scored] = []
         self.num_plans = self.num_evaluated = 0
         self.space, refused = space.without_impossible(job)
         for label, reason in refused.items():
@@ -92,6 +92,18 @@ class Walk:
         if len(self.best) < self._top:
             return float("inf")
         return sorted(scored.time.step_s for scored in self.best.values())[self._top - 1]
+
+    def stages(self, cut: Slice) -> Iterator[int]:
+        """Numbers of stages that go with a cut."""
+        return self.space.stages(self._job, cut)
+
+    def nearest_too_big(self, step_s: float) -> Scored | None:
+        """Of the evaluated plans that do not fit and whose steps are shorter, the one that needs the least memory."""
+        faster = (each for each in self._too_big if each.time.step_s < step_s)
+        for each in sorted(faster, key=lambda each: each.memory.peak_bytes):
+            if check(self._job, each.plan) is None:
+                return each
+        return None
 
     def left(self) -> Iterator[tuple[Slice, int, float, int]]:
         """What was not opened, as cut, pp (0: all), least time and number of plans."""
@@ -155,8 +167,15 @@ class Walk:
         return self._refused[key]
 
     def _plan(self, node: _Node, **choices: Any) -> Plan:
-        pipeline = {"pp": node.pp, "schedule": node.schedule, "chunks": node.chunks, "stage_layers": node.stage_layers}
-        return Plan(num_devices=self.space.num_devices, **pipeline, **node.cut._asdict(), **choices)
+        return Plan(
+            num_devices=self.space.num_devices,
+            pp=node.pp,
+            schedule=node.schedule,
+            chunks=node.chunks,
+            stage_layers=node.stage_layers,
+            **node.cut._asdict(),
+            **choices,
+        )
 
     def _time(self, plan: Plan) -> StepTime:
         self.num_evaluated += 1
@@ -203,9 +222,8 @@ class Walk:
         if needs <= room:
             needs, room = memory.host_bytes, self._cluster.device.host_memory_bytes
         self.rejections.too_big(_family(plan, plan.pp), memory.fullest, needs, room)
-        is_faster = time is not None and (self.too_big is None or time.step_s < self.too_big.time.step_s)
-        if time is not None and is_faster and check(self._job, plan) is None:
-            self.too_big = Scored(plan=plan, memory=memory, time=time)
+        if time is not None:
+            self._too_big.append(Scored(plan=plan, memory=memory, time=time))
 
     def _keep(self, found: Scored) -> bool:
         """Whether the plan is possible; kept if it is the best of its layout."""

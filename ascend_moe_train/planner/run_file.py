@@ -1,0 +1,71 @@
+"""Run files that say what a plan says. Pure."""
+
+import copy
+from collections.abc import Mapping
+
+from ascend_moe_train import strict_yaml
+from ascend_moe_train.config import ModelOfRun, RunConfig, resolve
+from ascend_moe_train.errors import ConfigError
+from ascend_moe_train.parallel.mesh import mesh_of
+from ascend_moe_train.parallel.stages import stages_of
+from ascend_moe_train.planner.plan import Imbalance, Job, Plan, even_layers
+from ascend_moe_train.strict_yaml import Value
+
+# what of section `parallel` a plan does not choose, and so leaves as it was
+KEPT = ("bucket_bytes", "reduce_dtype", "deadlines")
+
+
+def planned(
+    tree: Mapping[str, Value], job: Job, plan: Plan, source: str, model_of_run: ModelOfRun | None = None
+) -> dict[str, Value]:
+    """A run file's tree with the sections that a plan chooses; what it says besides stays as it is.
+
+    Raises ConfigError if the run cannot be one: the plan is for other software, or the run says something else that
+    does not go with it.
+    """
+    if plan.recompute != "none":
+        raise ConfigError(f"recompute {plan.recompute}: a run file has no key for it; plan with --engine ours")
+    found = copy.deepcopy(dict(tree))
+    before = found.get("parallel")
+    kept = {key: before[key] for key in KEPT if key in before} if isinstance(before, dict) else {}
+    chosen = plan.parallel().model_dump(mode="json", exclude_defaults=True)
+    if plan.stage_layers == even_layers(job.model.num_layers, len(plan.stage_layers)):
+        chosen.pop("stage_layers", None)
+    found["parallel"] = {**chosen, **kept}
+    sections: dict[str, dict[str, Value]] = {
+        "batch": {"global_sequences": job.global_sequences, "micro_sequences": plan.micro_sequences},
+        "data": {"seq_len": job.seq_len},
+        "run": {"precision": job.precision},
+    }
+    for name, keys in sections.items():
+        section = found.get(name)
+        found[name] = {**(section if isinstance(section, dict) else {}), **keys}
+    run = resolve(copy.deepcopy(found), {}, source, (), model_of_run)
+    mesh_of(run, plan.num_devices)
+    return found
+
+
+def run_text(tree: Mapping[str, Value], heading: str) -> str:
+    """YAML with a comment above."""
+    return f"# {heading}\n" + strict_yaml.dump(dict(tree))
+
+
+def plan_of_run(run: RunConfig, num_devices: int) -> Plan:
+    """The plan that a run file describes. Raises ConfigError as `mesh_of` does."""
+    mesh_of(run, num_devices)
+    parallel = run.parallel.model_dump(mode="python", include=set(Plan.__dataclass_fields__) - {"stage_layers"})
+    bounds = stages_of(run).bounds
+    return Plan(
+        num_devices=num_devices,
+        stage_layers=tuple(stop - first for first, stop in bounds),
+        micro_sequences=run.batch.micro_sequences,
+        **parallel,
+    )
+
+
+def imbalance_of(worst: float | None) -> Imbalance:
+    """Tokens of the busiest device through the mean, at worst; a step as a whole has three tenths of what is above 1,
+    as in the default."""
+    if worst is None:
+        return Imbalance()
+    return Imbalance(expected=1 + 0.3 * (worst - 1), worst=worst)
