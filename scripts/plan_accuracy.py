@@ -90,7 +90,7 @@ def _report(runs: Runs, fitted: Fitted) -> Iterator[str]:
     usable = accuracy.timed(runs.runs)
     yield "# Accuracy of the planner"
     yield ""
-    yield "Written by `make plan-accuracy RUNS=runs.json`. An error is |predicted / measured - 1|, here the mean of a group."
+    yield "Written by `make plan-accuracy RUNS=runs.json`. Errors are means of |predicted / measured - 1|."
     yield "Half of the runs, by a hash of their names, are fitted on; the others are judged, and beside them the floor:"
     yield "FLOPs / (devices x peak x one efficiency of the device class) x pipeline bubble. Nothing is fitted to a run."
     yield f"{len(runs.runs)} runs are used; {len(runs.left_out)} do not say how they were laid out, and are left out."

@@ -64,7 +64,7 @@ class BlockCost:
     `dense` and `expert` are parameters. Activations that the backward pass needs: `kept_bytes` by policy, of which
     `routed_bytes` grow with the imbalance. `working_bytes` is what a pass needs at once besides. `products`, `core` (an
     attention product's FLOPs) and `moves` are of the forward pass, `vector_bytes` what memory-bound operators read and
-    write in it, `num_operators` how many are launched.
+    write in it, `routed_vector_bytes` those on rows of experts; `num_operators` how many are launched.
     """
 
     dense: int
@@ -75,6 +75,7 @@ class BlockCost:
     products: tuple[Product, ...]
     core_flops: float
     vector_bytes: float
+    routed_vector_bytes: float
     moves: tuple[Move, ...]
     num_operators: int
 
@@ -118,6 +119,7 @@ def block_cost(job: Job, cut: Slice, kind: int) -> BlockCost:
         products=products,
         core_flops=t * core_flops_per_token(job, kind) / cut.tp,
         vector_bytes=t * a * _vector_elements(job, cut, kind),
+        routed_vector_bytes=t / cut.tp * a * _routed_elements(job, cut, kind),
         moves=tuple(_moves(job, cut, kind)),
         num_operators=_num_operators(job, kind),
     )
@@ -188,7 +190,7 @@ def _kept(job: Job, cut: Slice, kind: int) -> tuple[dict[str, float], dict[str, 
         rows = cut_t * moe.top_k
         wide += whole * moe.num_experts * FP32_BYTES * 2 + cut_t * a * 2 * moe.shared_ffn
         acts += cut_t * b * moe.shared_ffn
-        routed += rows * (b * D + 2 * a * moe.ffn) + (0 if engine.expert_scores_early else rows * a * D)
+        routed += rows * (b * D * cut.etp + 2 * a * moe.ffn) + (0 if engine.expert_scores_early else rows * a * D)
         routed_acts = rows * b * moe.ffn
     else:
         wide += cut_t * a * model.ffn * (1 if job.plain_ffn else 2)
@@ -265,9 +267,16 @@ def _vector_elements(job: Job, cut: Slice, kind: int) -> float:
         found += 10 * model.num_heads * job.seq_len / cut.tp
     if model.moe is None or not model.is_moe(kind):
         return found + model.ffn * (2 if job.plain_ffn else 3) / cut.tp
-    moe = model.moe
-    found += moe.top_k * (8 * model.hidden + 3 * moe.ffn) / cut.tp + 3 * moe.shared_ffn / cut.tp
-    return found + 8 * moe.num_experts / cut.tp
+    return found + 3 * model.moe.shared_ffn / cut.tp + 8 * model.moe.num_experts / cut.tp
+
+
+def _routed_elements(job: Job, cut: Slice, kind: int) -> float:
+    """For one of t / tp tokens: rows are copied for each of K experts and added up again here; where they arrive, which
+    etp cuts in width and not in number, they are sorted by expert and back."""
+    moe = job.model.moe
+    if moe is None or not job.model.is_moe(kind):
+        return 0.0
+    return moe.top_k * (4 * job.model.hidden + 4 * job.model.hidden * cut.etp + 3 * moe.ffn)
 
 
 def _moves(job: Job, cut: Slice, kind: int) -> Iterator[Move]:

@@ -172,7 +172,9 @@ def _stage(job: Job, cluster: Cluster, plan: Plan, imbalance: Imbalance, stage: 
         "optimizer": sum(each.optimizer for each in states),
     }
     items |= activations(job, plan, stage, imbalance.worst)
-    items["exchange"] = max(0.0, _exchange(job, plan, imbalance.worst) - items["working"] - items["loss"])
+    items["exchange"] = max(
+        0.0, _exchange(job, plan, imbalance.worst) - items["working"] - items["loss"] - items["recomputed"]
+    )
     items["gathered"] = _gathered(job, plan, stage)
     groups = sum(size > 1 for size in (plan.tp, plan.cp, plan.pp, plan.dp, plan.ep, plan.etp, plan.edp))
     kind = cluster.device.kind
@@ -187,39 +189,35 @@ def _handed_out(items: Mapping[str, float]) -> float:
 
 
 def activations(job: Job, plan: Plan, stage: int, imbalance: float) -> dict[str, float]:
-    """Bytes kept for the micro-batches in flight, at work in one block, and of the loss."""
+    """Bytes kept for the micro-batches in flight, at work in one block, of the loss, and what a recomputed block makes
+    again beyond the loss, which is gone by then."""
     cut, num_micro = Slice.of(plan), plan.num_micro(job)
     alive = in_flight_bound(plan.schedule, plan.pp, num_micro, plan.chunks, stage)
-    kinds = _kinds_on(job, plan.stage_layers, plan.pp, stage)
-    one = working = 0.0
-    for kind, count in kinds:
+    one = working = again = 0.0
+    for kind, count in _kinds_on(job, plan.stage_layers, plan.pp, stage):
         cost = block_cost(job, cut, kind)
-        again = _recomputed(plan, count)
-        for policy, many in ((plan.recompute, again), ("none", count - again)):
-            one += many * (cost.kept_bytes[policy] + imbalance * cost.routed_bytes[policy])
+        many = _recomputed(plan, count)
         everything = cost.kept_bytes["none"] + imbalance * cost.routed_bytes["none"]
         left = cost.kept_bytes[plan.recompute] + imbalance * cost.routed_bytes[plan.recompute]
-        working = max(working, cost.working_bytes + (everything - left if again else 0.0))
-    stream = tokens(job, cut) * job.model.hidden * job.activation_bytes / (plan.tp if plan.sequence_parallel else 1)
-    of_chunk = one / plan.chunks
+        one += many * left + (count - many) * everything
+        working = max(working, cost.working_bytes)
+        again = max(again, everything - left if many else 0.0)
+    kept = alive * one / plan.chunks
     if plan.pp > 1 and job.engine.keeps == "inputs":
-        kept, working = alive * stream, working + of_chunk
-    else:
-        kept = alive * of_chunk
-    found = {"activations": kept, "working": working, "loss": 0.0}
-    if stage == plan.pp - 1:
-        found["loss"] = _loss(job, plan)
-    return found
+        stream = tokens(job, cut) * job.model.hidden * job.activation_bytes
+        kept = alive * stream / (plan.tp if plan.sequence_parallel else 1) + one / plan.chunks
+    loss = _loss(job, plan) if stage == plan.pp - 1 else 0.0
+    return {"activations": kept, "working": working, "loss": loss, "recomputed": max(0.0, again - loss)}
 
 
 def _loss(job: Job, plan: Plan) -> float:
-    """Logits and their gradient, and the head's gradient before it is summed; of each block of multi-token prediction
-    its own logits."""
-    model = job.model
+    """Logits and their gradient, where they are not fused also in fp32, with the softmax; the head's gradient before it
+    is summed; of each block of multi-token prediction its own logits."""
+    model, a = job.model, job.activation_bytes
     logits = tokens(job, Slice.of(plan)) * model.vocab_size / plan.tp
     depth = 1 + (model.mtp.depth if model.mtp is not None else 0)
     of_head = HEAD_SHARE * model.vocab_size * model.hidden * job.engine.weight_bytes / plan.tp
-    return depth * logits * (2 * job.activation_bytes if job.engine.fused_loss else 3 * FP32_BYTES) + of_head
+    return depth * logits * (2 * a if job.engine.fused_loss else a + 3 * FP32_BYTES) + of_head
 
 
 def _recomputed(plan: Plan, count: int) -> int:

@@ -40,6 +40,7 @@ class Engine:
     whole until its end. `buffer_bytes` are flat buffers of its own. Its passes take
     `pace` times as long, attention products `core_pace` times, as those of the device class's other software.
     `sends_once`: a token goes once to each node that has experts for it, and is shared out there.
+    `pairs_passes`: a forward pass runs beside a backward pass, whose computation hides its exchange (DualPipe).
     """
 
     name: str
@@ -59,6 +60,7 @@ class Engine:
     pace: float = 1.0
     core_pace: float = 1.0
     sends_once: bool = False
+    pairs_passes: bool = False
     overlaps: frozenset[str] = frozenset()
 
 

@@ -45,8 +45,8 @@ _HAI = replace(
     _MEGATRON,
     name="HAI-LLM",
     selective=frozenset({"norms", "activations", "latents"}),
-    overlaps=frozenset({"gradients", "weights", "ep"}),
     sends_once=True,
+    pairs_passes=True,
 )
 _MINDFORMERS = replace(_MEGATRON, name="mindformers", gradient_bytes=2)
 
@@ -360,7 +360,7 @@ def _recompute(text: Any) -> tuple[Literal["none", "selective", "full"], int | N
         return "full", None
     if (each := re.match(r"select \[([\d,]+)\]", words)) is not None:
         listed = [int(number) for number in each[1].split(",")]
-        return "full", round(sum(listed) / len(listed))
+        return "selective", round(sum(listed) / len(listed))
     if words.startswith(("none", "[", "unknown", "selective/none", "selective or none")):
         return "none", None
     return "selective", None

@@ -18,6 +18,7 @@ from ascend_moe_train.planner.memory import stage_parameters
 from ascend_moe_train.planner.plan import TYPICAL, Imbalance, Job, Plan
 
 BACKWARD_PRODUCTS = 2  # of each product, one for the gradient of each factor
+PAIRED_SHARE = 0.9  # of the other pass's computation that an exchange can hide behind
 BACKWARD_CORE = 2.5  # flash attention computes the scores over again (Dao, 2023, section 3.1)
 
 
@@ -165,6 +166,8 @@ def _block(
     cost = block_cost(job, Slice.of(plan), kind)
     forward = _compute(job, cluster, cost, imbalance, efficiency)
     moved = _communication(job, cluster, plan, cost, imbalance, efficiency)
+    if job.engine.pairs_passes and "ep" in moved:
+        moved["ep"] = max(0.0, moved["ep"] - PAIRED_SHARE * sum(forward.values()))
     core_s = job.engine.pace * _core_s(job, cluster, cost, efficiency)
     backward = {part: BACKWARD_PRODUCTS * value for part, value in forward.items()}
     backward["attention"] += (BACKWARD_CORE - BACKWARD_PRODUCTS) * core_s
@@ -208,8 +211,9 @@ def _compute(job: Job, cluster: Cluster, cost: BlockCost, imbalance: float, effi
         is_routed = product.part == "experts"
         parts[product.part] += (imbalance if is_routed else 1.0) * product_s(product, peak, efficiency)
         parts[product.part] += product.times * efficiency.operator_s if is_routed else 0.0
-    memory_s = cost.vector_bytes / (cluster.device.memory_bytes_per_s * efficiency.vector)
-    parts["other"] = memory_s + cost.num_operators * efficiency.operator_s
+    rate = cluster.device.memory_bytes_per_s * efficiency.vector
+    parts["experts"] += imbalance * cost.routed_vector_bytes / rate
+    parts["other"] = cost.vector_bytes / rate + cost.num_operators * efficiency.operator_s
     return {part: job.engine.pace * value for part, value in parts.items()}
 
 
