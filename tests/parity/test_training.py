@@ -116,7 +116,7 @@ def check(cases: list[Case], num_ranks: int, deadline_s: float) -> None:
             raise AssertionError(f"{case.name}: {error}") from error
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+@pytest.mark.parametrize("num_ranks", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 8))])
 def test_a_layout_trains_as_one_process_does(num_ranks: int) -> None:
     check([case for case in some_cases() if case.num_ranks == num_ranks], num_ranks, deadline_s=600)
 
