@@ -33,7 +33,6 @@ class _Part(NamedTuple):
 
     kinds: dict[int, _Pair]
     ends: tuple[_Pair, _Pair]
-    slow: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +54,7 @@ class PassTimes:
     def __init__(self, job: Job, cluster: Cluster, imbalance: Imbalance, efficiency: Efficiency | None) -> None:
         self._job, self._cluster, self._imbalance, self._efficiency = job, cluster, imbalance, efficiency
         self._small, self._kinds = _one_of_each(job)
+        self._slow = self._measured_slow()
         self._layers = [kind_of(job, layer) for layer in range(job.model.num_layers)]
         self._counts = Counter(self._layers)
         self._dense: dict[tuple[object, ...], _Part] = {}
@@ -66,7 +66,7 @@ class PassTimes:
         found = sum(map(sum, dense.ends)) + sum(map(sum, routed.ends))
         for kind, count in self._counts.items():
             found += count * (sum(dense.kinds[kind]) + sum(routed.kinds[kind]))
-        return dense.slow * found
+        return self._slow * found
 
     def of(self, cut: Slice) -> Passes:
         """Layer by layer."""
@@ -76,7 +76,7 @@ class PassTimes:
             forward_s=tuple(accumulate((kinds[kind][0] for kind in self._layers), initial=0.0)),
             backward_s=tuple(accumulate((kinds[kind][1] for kind in self._layers), initial=0.0)),
             ends=(_plus(dense.ends[0], routed.ends[0]), _plus(dense.ends[1], routed.ends[1])),
-            slow=dense.slow,
+            slow=self._slow,
         )
 
     def _parts(self, cut: Slice) -> tuple[_Part, _Part]:
@@ -97,10 +97,15 @@ class PassTimes:
         plain = [_pair(each, routed=routed) for each in time.passes]
         kinds = dict(zip(self._kinds, plain[1:-1], strict=True))
         first, last = kinds[self._layers[0]], kinds[self._layers[-1]]
-        straggler_s = time.items.get("straggler", 0.0)
-        return _Part(
-            kinds, (_minus(plain[0], first), _minus(plain[-1], last)), time.step_s / (time.step_s - straggler_s)
-        )
+        return _Part(kinds, (_minus(plain[0], first), _minus(plain[-1], last)))
+
+    def _measured_slow(self) -> float:
+        """A step through the sum of its parts, which depends on the number of devices."""
+        ranks = self._cluster.num_devices
+        small = replace(self._small, global_sequences=ranks)
+        plan = Plan(num_devices=ranks, stage_layers=(len(self._kinds) + 2,))
+        time = time_of(small, self._cluster, plan, self._imbalance, self._efficiency)
+        return time.step_s / (time.step_s - time.items.get("straggler", 0.0))
 
 
 def _pair(each: PassTime, *, routed: bool) -> _Pair:

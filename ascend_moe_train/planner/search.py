@@ -26,7 +26,8 @@ HEAD_ROOM_SLACK = 1.1  # how much longer than the fastest a step may be that lea
 @dataclass(frozen=True, kw_only=True)
 class Found:
     """`best` of each layout, best first; none where nothing fits. `too_big` does not fit, needs the least memory of
-    such, and is faster than the best. `seen` are all evaluated that fit. `num_plans` are possible whatever the memory."""
+    such, and is faster than the best. `seen` are all evaluated that fit. `num_plans` are possible whatever the
+    memory."""
 
     best: tuple[Scored, ...]
     seen: tuple[Scored, ...]

@@ -61,6 +61,7 @@ class Space:
             chunks=tuple(range(1, MAX_CHUNKS + 1)),
             micro=tuple(n for n in _powers_of_two(MAX_MICRO) if job.global_sequences % n == 0),
             recompute=OUR_RECOMPUTE if job.engine == OURS else RECOMPUTE,
+            offload=(False,) if cluster.device.kind == "cpu" else (False, True),  # there it is the same memory
         )
         return replace(found, **limits)  # type: ignore[arg-type]  # names are those of the fields
 
