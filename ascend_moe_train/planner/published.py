@@ -150,6 +150,9 @@ def published(row: Any) -> Published:
     """One row. Raises ConfigError or ValidationError that says in one line what is missing, wrong or impossible."""
     if not isinstance(row, dict):
         raise ConfigError("a row is a mapping")
+    for key in ("model", "parallel"):
+        if not isinstance(row.get(key), dict):
+            raise ConfigError(f"{key} is not given")
     read = partial(_number, row)
     software = _text(row, "framework")
     start, habit = next((start, each) for start, each in _HABITS if software.startswith(start))
@@ -377,6 +380,8 @@ def _stage_layers(row: Mapping[str, Any], layers: int, pp: int, chunks: int) -> 
             if len(listed) == pp and sum(listed) == layers:
                 return listed
     parts = pp * chunks
+    if parts > layers + 2:
+        raise ConfigError(f"pp {pp} x vpp {chunks} is more than the {layers} layers, the embedding and the head")
     if parts > 1 and layers % parts and (layers + 2) % parts == 0:
         each = (layers + 2) // parts
         return (each - 1, *[each] * (parts - 2), each - 1)

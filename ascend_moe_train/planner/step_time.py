@@ -4,12 +4,14 @@ Matrix products and attention at a share of the peak that depends on their shape
 collectives by `collectives`, the pipeline in closed form. See docs/planner.md.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import log, sqrt
+from typing import NamedTuple
 
 from ascend_moe_train.model.counts import training_flops_per_token
+from ascend_moe_train.parallel.config import ScheduleName
 from ascend_moe_train.planner.collectives import Span, collective_s, send_s, span
 from ascend_moe_train.planner.efficiency import Efficiency, efficiencies
 from ascend_moe_train.planner.hardware import Cluster
@@ -260,30 +262,44 @@ def _ends(
     return {part: job.engine.pace * value for part, value in found.items()}
 
 
+class Pipeline(NamedTuple):
+    """How long the busiest stage computes in a step, how long it is idle, and which it is."""
+
+    busy_s: float
+    bubble_s: float
+    busiest: int
+
+
+def pipeline_s(schedule: ScheduleName, passes: Sequence[PassTime], pp: int, num_micro: int) -> Pipeline:
+    """The busiest stage's passes, and as bubble each other stage's once, which fill and drain the pipeline (Narayanan
+    et al., 2021, section 2.2), a chunk's at a time when interleaved; zero_bubble fills it with the weights' gradients
+    (Qi et al., 2024, table 1)."""
+    chunks = len(passes) // pp
+    stages = [passes[stage::pp] for stage in range(pp)]
+    busy = [sum(each.forward_s + each.backward_s for each in stage) for stage in stages]
+    busiest = max(range(pp), key=busy.__getitem__)
+    bubble_s = (sum(busy) - busy[busiest]) / chunks
+    if schedule == "zero_bubble":
+        bubble_s -= 2 * sum(each.weight_s for each in passes) * (pp - 1) / pp
+    return Pipeline(num_micro * busy[busiest], max(0.0, bubble_s), busiest)
+
+
 def _pipeline(
     job: Job, cluster: Cluster, plan: Plan, passes: tuple[PassTime, ...], efficiency: Efficiency
 ) -> tuple[dict[str, float], float]:
-    """The busiest stage's passes by part, and the bubble: each other stage's passes once, which fill and drain the
-    pipeline (Narayanan et al., 2021, section 2.2), a chunk's at a time when interleaved; zero_bubble fills it with the
-    weights' gradients (Qi et al., 2024, table 1)."""
+    """The busiest stage's passes by part, the bubble, and messages where nothing else is done; one message."""
     num_micro = plan.num_micro(job)
-    stages = [[passes[chunk * plan.pp + stage] for chunk in range(plan.chunks)] for stage in range(plan.pp)]
-    busy = [sum(each.forward_s + each.backward_s for each in stage) for stage in stages]
-    busiest = max(range(plan.pp), key=busy.__getitem__)
+    found = pipeline_s(plan.schedule, passes, plan.pp, num_micro)
     items: dict[str, float] = {}
-    for each in stages[busiest]:
+    for each in passes[found.busiest :: plan.pp]:
         for parts in (each.forward_parts, each.backward_parts):
-            for part, value in parts.items():
-                items[part] = items.get(part, 0.0) + num_micro * value
+            _add(items, {part: num_micro * value for part, value in parts.items()})
     if plan.pp == 1:
         return {**items, "bubble": 0.0}, 0.0
-    cut = Slice.of(plan)
-    size_bytes = tokens(job, cut) * job.model.hidden * job.activation_bytes / plan.tp
+    size_bytes = tokens(job, Slice.of(plan)) * job.model.hidden * job.activation_bytes / plan.tp
     message_s = send_s(size_bytes, span(plan, "pp", cluster.devices_per_node), cluster, efficiency)
-    bubble = (sum(busy) - busy[busiest]) / plan.chunks
-    if plan.schedule == "zero_bubble":
-        bubble -= sum(each.weight_s for stage in stages for each in stage) * (plan.pp - 1) / plan.pp
-    return {**items, "pp": 2 * message_s * (plan.pp - 1 + plan.chunks), "bubble": max(0.0, bubble)}, message_s
+    waiting_s = 2 * message_s * (plan.pp - 1 + plan.chunks)
+    return {**items, "pp": waiting_s, "bubble": found.bubble_s}, message_s
 
 
 def _between(

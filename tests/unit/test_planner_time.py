@@ -1,0 +1,119 @@
+"""The planner's step time: the pipeline against the simulated lists, and what must hold between plans."""
+
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ascend_moe_train.model.counts import block_flops_per_token, forward_flops_per_token
+from ascend_moe_train.parallel.schedule import schedule
+from ascend_moe_train.parallel.timeline import equal_stages, simulate
+from ascend_moe_train.planner.efficiency import efficiencies
+from ascend_moe_train.planner.hardware import Cluster, parse_cluster
+from ascend_moe_train.planner.layers import Slice, block_cost
+from ascend_moe_train.planner.plan import BALANCED, ENGINES, Imbalance, Job, Plan, check
+from ascend_moe_train.planner.step_time import PassTime, pipeline_s, time_of
+from ascend_moe_train.presets import PRESETS
+
+V3 = Job(model=PRESETS["deepseek_v3"](), seq_len=4096, global_sequences=1024)
+MOE = Job(model=PRESETS["qwen3_30b_a3b"](), seq_len=4096, global_sequences=512, engine=ENGINES["megatron"])
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "zero_bubble"])
+@pytest.mark.parametrize(("pp", "num_micro"), [(2, 2), (2, 8), (4, 4), (4, 16), (8, 16)])
+def test_the_pipeline_is_that_of_the_lists(name: str, pp: int, num_micro: int) -> None:
+    """Equal stages: the closed form is what the lists that the trainer runs take."""
+    chunks = 2 if name == "interleaved" else 1
+    durations = equal_stages(name, chunks, forward_s=1.0, backward_s=2.0, weight_s=1.0)  # type: ignore[arg-type]  # one of the four
+    wanted = simulate(schedule(name, pp, num_micro, chunks), durations).step_s  # type: ignore[arg-type]  # one of the four
+    one = PassTime(
+        forward_s=1 / chunks, backward_s=2 / chunks, weight_s=1 / chunks, forward_parts={}, backward_parts={}
+    )
+    found = pipeline_s(name, (one,) * (pp * chunks), pp, num_micro)  # type: ignore[arg-type]  # one of the four
+    assert found.busy_s == pytest.approx(3 * num_micro)
+    assert found.busy_s + found.bubble_s == pytest.approx(wanted, rel=0.01)
+
+
+@pytest.mark.parametrize("preset", ["llama3_8b", "deepseek_v3", "gpt_oss_120b", "qwen3_30b_a3b"])
+def test_products_are_the_models_flops(preset: str) -> None:
+    """On one device, products and attention of all blocks are what `model.counts` counts."""
+    job = Job(model=PRESETS[preset](), seq_len=4096, global_sequences=8)
+    cut = Slice(1, False, 1, "ring", 1, 1, 1)
+    for kind in {0, job.model.num_layers - 1}:
+        cost = block_cost(job, cut, kind)
+        found = sum(product.flops for product in cost.products) + cost.core_flops
+        assert found == pytest.approx(4096 * block_flops_per_token(job.model, kind, 4096), rel=1e-6)
+
+
+def test_items_are_the_step() -> None:
+    plan = Plan.even(V3, 256, pp=8, ep=32, zero_stage=1)
+    assert check(V3, plan) is None
+    found = time_of(V3, parse_cluster("256x910B"), plan)
+    assert found.step_s == sum(found.items.values())
+    assert min(found.items.values()) >= 0
+    assert found.tokens_per_s == pytest.approx(V3.tokens_per_step / found.step_s)
+    assert 0 < found.mfu < 1
+    assert found.model_flops == 3 * forward_flops_per_token(V3.model, 4096) * V3.tokens_per_step
+    assert len(found.passes) == 8
+
+
+def faster(cluster: Cluster, factor: float) -> Cluster:
+    device = cluster.device
+    inside = replace(device.inside, bytes_per_s=device.inside.bytes_per_s * factor)
+    across = replace(device.across, bytes_per_s=device.across.bytes_per_s * factor)
+    return replace(cluster, device=replace(device, inside=inside, across=across))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    pp=st.sampled_from([1, 2, 4]),
+    tp=st.sampled_from([1, 2, 4]),
+    ep=st.sampled_from([1, 4, 16]),
+    zero=st.sampled_from([0, 1, 2, 3]),
+    name=st.sampled_from(["64x910B", "64xA100", "64xH800", "64x910C"]),
+)
+def test_a_faster_network_never_slows(pp: int, tp: int, ep: int, zero: int, name: str) -> None:
+    plan = Plan.even(MOE, 64, pp=pp, tp=tp, ep=ep, zero_stage=zero, sequence_parallel=tp > 1)
+    cluster = parse_cluster(name)
+    steps = [time_of(MOE, faster(cluster, factor), plan).step_s for factor in (1, 2, 4)]
+    assert steps[0] >= steps[1] >= steps[2]
+
+
+def test_imbalance_and_crossing_nodes_cost() -> None:
+    cluster = parse_cluster("64x910B")
+    inside, across = (Plan.even(MOE, 64, ep=ep, zero_stage=1) for ep in (8, 64))
+    even = time_of(MOE, cluster, inside, BALANCED)
+    skewed = time_of(MOE, cluster, inside, Imbalance(expected=2.0, worst=2.0))
+    assert skewed.items["experts"] > 1.5 * even.items["experts"]
+    assert time_of(MOE, cluster, across, BALANCED).exposed["ep"] > 2 * even.exposed["ep"]
+
+
+def test_what_is_kept_decides_about_forward_passes_again() -> None:
+    plan = Plan.even(V3, 256, pp=8, ep=32, zero_stage=1)
+    cluster = parse_cluster("256x910B")
+    ours = time_of(V3, cluster, plan)
+    residuals = time_of(replace(V3, engine=replace(V3.engine, keeps="residuals")), cluster, plan)
+    assert "recompute" in ours.items
+    assert "recompute" not in residuals.items
+    assert residuals.step_s < ours.step_s
+
+
+def test_one_evaluation_is_quick() -> None:
+    """Below 5 ms, interleaved schedules included; this is a limit, not what it takes."""
+    job = replace(V3, global_sequences=15360)
+    plan = Plan.even(job, 2048, pp=16, chunks=3, schedule="interleaved", ep=64, zero_stage=1)
+    cluster = parse_cluster("2048xH800")
+    time_of(job, cluster, plan)
+    start_s = time.process_time()
+    for _ in range(20):
+        time_of(job, cluster, plan)
+    assert (time.process_time() - start_s) / 20 < 5e-3
+
+
+def test_classes_have_possible_efficiencies() -> None:
+    for found in efficiencies().values():
+        assert 0 < found.product < 1
+        assert 0 < found.core < 1
+        assert 0 <= found.hidden < 1
