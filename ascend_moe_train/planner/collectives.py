@@ -4,8 +4,10 @@ Ring algorithms (Thakur et al., 2005): of B bytes in a group of n, all-gather an
 through each device, all-reduce twice that. An all-to-all moves the same directly, to each peer over its own way.
 """
 
+from math import prod
 from typing import NamedTuple
 
+from ascend_moe_train.parallel.mesh import DENSE_AXES, EXPERT_AXES
 from ascend_moe_train.planner.efficiency import Efficiency
 from ascend_moe_train.planner.hardware import Cluster, LinkClass
 from ascend_moe_train.planner.plan import Plan
@@ -28,17 +30,11 @@ class Span(NamedTuple):
 
 def span(plan: Plan, axis: str, devices_per_node: int) -> Span:
     """The group along an axis, from the order of ranks (`parallel.mesh`): size and stride, in nodes of so many."""
-    strides = {
-        "tp": (plan.tp, 1),
-        "cp": (plan.cp, plan.tp),
-        "dp": (plan.dp, plan.tp * plan.cp),
-        "dp x cp": (plan.dp * plan.cp, plan.tp),
-        "etp": (plan.etp, 1),
-        "ep": (plan.ep, plan.etp),
-        "edp": (plan.edp, plan.etp * plan.ep),
-        "pp": (plan.pp, plan.num_devices // plan.pp),
-    }
-    size, stride = strides[axis]
+    if axis == "dp x cp":
+        size, stride = plan.dp * plan.cp, plan.tp
+    else:
+        order = DENSE_AXES if axis in DENSE_AXES else EXPERT_AXES
+        size, stride = getattr(plan, axis), prod(getattr(plan, inner) for inner in order[order.index(axis) + 1 :])
     return Span(size, min(size, max(1, devices_per_node // stride)))
 
 

@@ -11,10 +11,13 @@ from math import prod
 from typing import Literal, NamedTuple
 
 from ascend_moe_train.model.counts import parameter_shapes
+from ascend_moe_train.parallel.mesh import DENSE_AXES, EXPERT_AXES
 from ascend_moe_train.planner.plan import Job, Plan
 
 Verb = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "ring"]
 FP32_BYTES = 4
+AXES = (*DENSE_AXES, *EXPERT_AXES[1:])
+ROUTED_AXES = EXPERT_AXES[2:]  # over which rows go to their experts
 
 
 class Slice(NamedTuple):
@@ -105,7 +108,7 @@ def _parameters(job: Job) -> dict[str, tuple[int, ...]]:
 @lru_cache(maxsize=4096)
 def block_cost(job: Job, cut: Slice, kind: int) -> BlockCost:
     """The costs of a block of a kind (`kind_of`)."""
-    dense, expert = block_parameters(job, cut.tp, cut.ep, cut.etp, kind)
+    dense, expert = block_parameters(job, cut, kind)
     t = tokens(job, cut)
     kept, routed = _kept(job, cut, kind)
     products = tuple(_products(job, cut, kind))
@@ -136,8 +139,8 @@ def tokens(job: Job, cut: Slice) -> float:
     return cut.micro_sequences * job.seq_len / cut.cp
 
 
-@lru_cache(maxsize=4096)
-def block_parameters(job: Job, tp: int, ep: int, etp: int, kind: int) -> tuple[int, int]:
+@lru_cache(maxsize=16384)
+def block_parameters(job: Job, cut: Slice, kind: int) -> tuple[int, int]:
     """Parameters of a block on one device: of the dense part, of the experts. Matrices that tp cuts, and biases of
     queries, keys and values, are cut evenly; everything else is whole on every rank."""
     prefix = f"layers.{kind}." if kind < job.model.num_layers else f"mtp.{kind - job.model.num_layers}.block."
@@ -147,11 +150,11 @@ def block_parameters(job: Job, tp: int, ep: int, etp: int, kind: int) -> tuple[i
             continue
         size = prod(shape)
         if ".experts." in name:
-            expert += size // (ep * etp)
+            expert += size // (cut.ep * cut.etp)
         elif any(part in name for part in ("qkv", "attn.q.", "q_up", "kv_up", "attn.out.weight", ".w13.", ".w2.")):
             if job.plain_ffn and "ffn.w13" in name:
                 size //= 2
-            dense += -(-size // tp)
+            dense += -(-size // cut.tp)
         else:
             dense += size
     return dense, expert

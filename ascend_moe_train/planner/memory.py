@@ -10,7 +10,16 @@ from functools import lru_cache
 
 from ascend_moe_train.parallel.config import ScheduleName
 from ascend_moe_train.planner.hardware import Cluster, Device
-from ascend_moe_train.planner.layers import FP32_BYTES, Slice, block_cost, block_parameters, kind_of, tokens
+from ascend_moe_train.planner.layers import (
+    AXES,
+    FP32_BYTES,
+    ROUTED_AXES,
+    Slice,
+    block_cost,
+    block_parameters,
+    kind_of,
+    tokens,
+)
 from ascend_moe_train.planner.plan import TYPICAL, Imbalance, Job, Plan
 
 BUCKET_BYTES = 25 * 2**20
@@ -102,10 +111,10 @@ def states_of(job: Job, parameters: float, size: int, zero_stage: int, *, offloa
 def stage_parameters(job: Job, plan: Plan, stage: int) -> tuple[int, int]:
     """(dense, expert) parameters on one device of a stage: its blocks, and at the ends embedding, head, norm and
     multi-token prediction."""
-    model = job.model
+    model, cut = job.model, Slice.of(plan)
     dense = expert = 0
     for kind, count in _kinds_on(job, plan.stage_layers, plan.pp, stage):
-        of_dense, of_expert = block_parameters(job, plan.tp, plan.ep, plan.etp, kind)
+        of_dense, of_expert = block_parameters(job, cut, kind)
         dense, expert = dense + count * of_dense, expert + count * of_expert
     table = -(-model.vocab_size * model.hidden // plan.tp)
     is_last = stage == plan.pp - 1
@@ -118,7 +127,7 @@ def stage_parameters(job: Job, plan: Plan, stage: int) -> tuple[int, int]:
         if model.mtp is not None:
             dense += table if plan.pp > 1 and not model.tie_embeddings else 0
             for depth in range(model.mtp.depth):
-                of_dense, of_expert = block_parameters(job, plan.tp, plan.ep, plan.etp, model.num_layers + depth)
+                of_dense, of_expert = block_parameters(job, cut, model.num_layers + depth)
                 dense += of_dense + 2 * model.hidden * model.hidden + 3 * model.hidden
                 expert += of_expert
     return dense, expert
@@ -176,7 +185,7 @@ def _stage(job: Job, cluster: Cluster, plan: Plan, imbalance: Imbalance, stage: 
         0.0, _exchange(job, plan, imbalance.worst) - items["working"] - items["loss"] - items["recomputed"]
     )
     items["gathered"] = _gathered(job, plan, stage)
-    groups = sum(size > 1 for size in (plan.tp, plan.cp, plan.pp, plan.dp, plan.ep, plan.etp, plan.edp))
+    groups = sum(getattr(plan, axis) > 1 for axis in AXES)
     kind = cluster.device.kind
     items["runtime"] = CONTEXT_BYTES[kind] + groups * GROUP_BUFFER_BYTES[kind] + job.engine.buffer_bytes
     items["reserve"] = RESERVE_SHARE * _handed_out(items)
@@ -229,7 +238,7 @@ def _recomputed(plan: Plan, count: int) -> int:
 def _exchange(job: Job, plan: Plan, imbalance: float) -> float:
     """Rows on their way to experts and back."""
     moe = job.model.moe
-    if moe is None or plan.ep * plan.etp == 1:
+    if moe is None or all(getattr(plan, axis) == 1 for axis in ROUTED_AXES):
         return 0.0
     rows = tokens(job, Slice.of(plan)) / plan.tp * moe.top_k * job.model.hidden * job.activation_bytes
     return EXCHANGE_BUFFERS * rows * imbalance
@@ -244,7 +253,7 @@ def _gathered(job: Job, plan: Plan, stage: int) -> float:
         whole = sum(stage_parameters(job, plan, stage))
         return found + whole * (job.activation_bytes + job.engine.gradient_bytes)
     if plan.zero_stage == 3:
-        kinds = _kinds_on(job, plan.stage_layers, plan.pp, stage)
-        largest = max(sum(block_parameters(job, plan.tp, plan.ep, plan.etp, kind)) for kind, _ in kinds)
+        kinds, cut = _kinds_on(job, plan.stage_layers, plan.pp, stage), Slice.of(plan)
+        largest = max(sum(block_parameters(job, cut, kind)) for kind, _ in kinds)
         found += 2 * largest * job.activation_bytes
     return found

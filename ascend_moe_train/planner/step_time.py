@@ -15,7 +15,16 @@ from ascend_moe_train.parallel.config import ScheduleName
 from ascend_moe_train.planner.collectives import Span, collective_s, send_s, span
 from ascend_moe_train.planner.efficiency import Efficiency, efficiencies
 from ascend_moe_train.planner.hardware import Cluster
-from ascend_moe_train.planner.layers import FP32_BYTES, BlockCost, Product, Slice, block_cost, kind_of, tokens
+from ascend_moe_train.planner.layers import (
+    FP32_BYTES,
+    ROUTED_AXES,
+    BlockCost,
+    Product,
+    Slice,
+    block_cost,
+    kind_of,
+    tokens,
+)
 from ascend_moe_train.planner.memory import stage_parameters
 from ascend_moe_train.planner.plan import TYPICAL, Imbalance, Job, Plan
 
@@ -76,7 +85,7 @@ class StepTime:
         return {name: value for name, value in self.items.items() if name in COMMUNICATION}
 
 
-COMMUNICATION = ("tp", "cp", "ep", "etp", "pp", "gradients", "weights")
+COMMUNICATION = ("tp", "cp", *ROUTED_AXES, "pp", "gradients", "weights")
 
 
 def time_of(
@@ -227,7 +236,7 @@ def _communication(
     found: dict[str, float] = {}
     for move in cost.moves:
         group = span(plan, move.axis, cluster.devices_per_node)
-        size_bytes = move.size_bytes * (imbalance if move.axis in ("ep", "etp") else 1.0)
+        size_bytes = move.size_bytes * (imbalance if move.axis in ROUTED_AXES else 1.0)
         far_share = _far_share(job, group) if move.axis == "ep" else 1.0
         value = collective_s(move.verb, size_bytes, group, cluster, efficiency, far_share=far_share)
         found[move.axis] = found.get(move.axis, 0.0) + value
