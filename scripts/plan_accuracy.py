@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> int:
     fitted = Fitted(devices=efficiencies(), software=software_paces())
     if not options.keep:
         start = {name: type(each)(**START) if name != "cpu" else each for name, each in efficiencies().items()}
-        fitted = fit([run for run in usable if is_training(run.name)], start)
+        fitted = fit([run for run in usable if is_training(run)], start)
     report = "\n".join(_report(runs, fitted)) + "\n"
     print(report)
     if not options.keep:
@@ -91,7 +91,7 @@ def _report(runs: Runs, fitted: Fitted) -> Iterator[str]:
     yield "# Accuracy of the planner"
     yield ""
     yield "Written by `make plan-accuracy RUNS=runs.json`. Errors are means of |predicted / measured - 1|."
-    yield "Half of the runs, by a hash of their names, are fitted on; the others are judged, and beside them the floor:"
+    yield "Half of the runs, by a hash of model and layout, are fitted on; the others are judged, beside the floor:"
     yield "FLOPs / (devices x peak x one efficiency of the device class) x pipeline bubble. Nothing is fitted to a run."
     yield f"{len(runs.runs)} runs are used; {len(runs.left_out)} do not say how they were laid out, and are left out."
     yield ""

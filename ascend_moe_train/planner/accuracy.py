@@ -75,18 +75,18 @@ def group_of(run: Published) -> str:
 
 def judge_time(runs: Sequence[Published], fitted: Fitted, by: Callable[[Published], str]) -> list[Judged]:
     """Errors of the step time, in groups by name."""
-    shares = floor_shares([run for run in runs if is_training(run.name)])
+    shares = floor_shares([run for run in runs if is_training(run)])
     groups: dict[str, list[Published]] = {}
     for run in runs:
         groups.setdefault(by(run), []).append(run)
     found = []
     for name, members in sorted(groups.items()):
         errors = {run.name: math.expm1(fitted.log_error(run)) for run in members}
-        rest = [run for run in members if not is_training(run.name)]
+        rest = [run for run in members if not is_training(run)]
         found.append(
             Judged(
                 group=name,
-                training=tuple(errors[run.name] for run in members if is_training(run.name)),
+                training=tuple(errors[run.name] for run in members if is_training(run)),
                 judged=tuple(errors[run.name] for run in rest),
                 floor=tuple(floor_s(run, shares) / _measured_s(run) - 1 for run in rest),
             )

@@ -1,13 +1,14 @@
 """Fitting the few efficiencies of each device class on published runs. Pure.
 
-Nothing is fitted to one run: a class has ten numbers, each kept within what hardware can do, found on the runs whose
-name falls into the training part and judged on the others.
+Nothing is fitted to one run: a class has ten numbers, each kept within what hardware can do, found on the training
+part of the runs and judged on the others.
 """
 
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import median
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -34,14 +35,16 @@ PACE_BOUNDS = (0.6, 1.7)
 ROUNDS = 2
 LEAST_RUNS = 2
 SOFTWARE_PULL = 0.1
-PULL = 0.004  # how much an e-fold from the start counts, against a relative error of 1
+PULL = 0.02  # how much an e-fold from the start counts, against a relative error of 1
 FIRST_STEP, LAST_STEP = 0.4, 0.02
 _Values = TypeVar("_Values", Efficiency, Paces)
 
 
-def is_training(name: str) -> bool:
-    """Whether a run is of the part that is fitted on: half of them, by a hash of the name."""
-    return hashlib.sha256(name.encode()).digest()[0] % 2 == 0
+def is_training(run: Published) -> bool:
+    """Whether a run is of the part that is fitted on: half of them, by a hash of model and
+    layout, so that what was published twice is not on both sides."""
+    text = f"{run.job.model.model_dump_json()} {run.job.seq_len} {run.plan} {run.cluster.device.name}"
+    return hashlib.sha256(text.encode()).digest()[0] % 2 == 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,14 +56,15 @@ class Fitted:
 
     def log_error(self, run: Published) -> float:
         """ln(predicted / measured) of a run's step."""
-        paces = self.software.get(run.software, Paces())
+        paces = self.software.get(run.software, self.software.get(_others(_class(run)), Paces()))
         return _log_error(_paced(run, paces), self.devices[run.cluster.device.efficiency])
 
 
 def fit(runs: Sequence[Published], start: Mapping[str, Efficiency]) -> Fitted:
     """The parameters of every class that has runs, then the paces of every software with `LEAST_RUNS` or more, and both
-    once more. Each is the least mean of |ln(predicted / measured)|, where a group of runs counts by the root of its
-    size."""
+    once more; other software takes the median of those on its class. Each is the least mean of
+    |ln(predicted / measured)|, where a group of runs counts by the root of its size.
+    """
     devices, software = dict(start), dict[str, Paces]()
     for _ in range(ROUNDS):
         for name in sorted({run.cluster.device.efficiency for run in runs}):
@@ -70,6 +74,10 @@ def fit(runs: Sequence[Published], start: Mapping[str, Efficiency]) -> Fitted:
             mine = [run for run in runs if run.software == name]
             if len(mine) >= LEAST_RUNS:
                 software[name] = _fit_paces(mine, devices[_class(mine[0])], software.get(name, Paces()))
+    for name in devices:
+        if own := [software[each] for each in {run.software for run in runs if _class(run) == name} & set(software)]:
+            paces = Paces(pace=median(each.pace for each in own), core_pace=median(each.core_pace for each in own))
+            software[_others(name)] = paces
     return Fitted(devices=devices, software=software)
 
 
@@ -91,6 +99,10 @@ def _fit_paces(runs: Sequence[Published], efficiency: Efficiency, best: Paces) -
         return total / len(runs) + SOFTWARE_PULL / len(runs) * squares
 
     return _search(best, loss, dict.fromkeys(("pace", "core_pace"), PACE_BOUNDS))
+
+
+def _others(name: str) -> str:
+    return f"others on {name}"
 
 
 def _class(run: Published) -> str:

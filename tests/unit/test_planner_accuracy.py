@@ -168,17 +168,19 @@ def test_the_fit_finds_its_way() -> None:
     assert after.devices["ampere"] == before.devices["ampere"]
 
 
-def test_the_split_is_of_names_alone() -> None:
-    names = [f"run {number}" for number in range(1000)]
-    share = sum(map(is_training, names)) / len(names)
-    assert 0.45 < share < 0.55
-    assert [is_training(name) for name in names] == [is_training(name) for name in names]
+def test_the_split_is_of_models_and_layouts() -> None:
+    """About half; the same run under another name, or with another time, stays on its side."""
+    runs = [published(row(model__layers=layers, global_batch=64 * layers)) for layers in range(2, 202)]
+    share = sum(map(is_training, runs)) / len(runs)
+    assert 0.4 < share < 0.6
+    for run in runs[:20]:
+        assert is_training(replace(run, name="another", step_s=1.0)) == is_training(run)
 
 
 def test_judging_shows_both_parts_and_the_floor() -> None:
     runs = made_up(12)
     (judged,) = accuracy.judge_time(runs, SHIPPED, lambda run: run.family)
-    assert len(judged.training) == sum(is_training(run.name) for run in runs)
+    assert len(judged.training) == sum(is_training(run) for run in runs)
     assert len(judged.judged) == len(judged.floor) == 12 - len(judged.training)
     assert all(math.isfinite(each) for each in (*judged.training, *judged.judged, *judged.floor))
 
