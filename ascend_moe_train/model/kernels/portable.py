@@ -77,23 +77,22 @@ def _collected(p_BHSJ: Tensor, x_BSHY: Tensor, like_BJGY: Tensor) -> Tensor:
     return ops.transpose(ops.reshape(sums, (B, G, J, Y)), (0, 2, 1, 3))
 
 
-def _part(q_BSHZ: Tensor, k_BJGZ: Tensor, v_BJGY: Tensor, first_BS: Tensor, past_BS: Tensor) -> tuple[Tensor, Tensor]:
-    """`attention_part` of one block of queries."""
-    scores = _part_scores(q_BSHZ, k_BJGZ, first_BS, past_BS)
-    top = ops.amax(scores, -1, True)
-    p = ops.exp(scores - top)
-    sum_BHS = ops.sum(p, -1)
-    out = _weighted(p, v_BJGY) / ops.expand_dims(ops.transpose(sum_BHS, (0, 2, 1)), 3)
-    return out, ops.squeeze(top, -1) + ops.log(sum_BHS)
-
-
 def _part_scores(q_BSHZ: Tensor, k_BJGZ: Tensor, first_BS: Tensor, past_BS: Tensor) -> Tensor:
     """Scaled, and unreachably low where a query does not see a key: (B, H, S, J)."""
     scores = _products(q_BSHZ, k_BJGZ) * (q_BSHZ.shape[3] ** -0.5)
-    key_J = numbers(k_BJGZ.shape[1])
-    seen_BSJ = ops.logical_and(key_J >= ops.expand_dims(first_BS, 2), key_J < ops.expand_dims(past_BS, 2))
-    seen = ops.broadcast_to(ops.expand_dims(seen_BSJ, 1), scores.shape)
-    return ops.select(seen, scores, ops.full_like(scores, -1e30))
+    B, S = first_BS.shape
+    shape = (B, S, k_BJGZ.shape[1])
+    key = ops.broadcast_to(ops.cast(numbers(k_BJGZ.shape[1]), ms.float32), shape)
+    first = ops.broadcast_to(ops.expand_dims(ops.cast(first_BS, ms.float32), 2), shape)
+    past = ops.broadcast_to(ops.expand_dims(ops.cast(past_BS, ms.float32), 2), shape)
+    # how far a key is before the first that is seen, and after the last
+    distance = ops.relu(first - key) + ops.relu(key - past + 1.0)
+    return scores + ops.broadcast_to(ops.expand_dims(distance * -1e30, 1), scores.shape)
+
+
+def _along_keys(x_BHS: Tensor, scores: Tensor) -> Tensor:
+    """In the shape of scores. On CPUs MindSpore keeps 16 bytes for each result of a sum of tensors of two shapes."""
+    return ops.broadcast_to(ops.expand_dims(x_BHS, 3), scores.shape)
 
 
 class PortableKernels:
@@ -152,12 +151,17 @@ class PortableKernels:
         self, q_BSHZ: Tensor, k_BJGZ: Tensor, v_BJGY: Tensor, first_BS: Tensor, past_BS: Tensor
     ) -> tuple[Tensor, Tensor]:
         """A block of queries after the other, so that memory is that of one block's scores."""
-        rows = _blocks(q_BSHZ.shape[1])
-        parts = [_part(q_BSHZ[:, rows[0]], k_BJGZ, v_BJGY, first_BS[:, rows[0]], past_BS[:, rows[0]])]
-        for block in rows[1:]:
-            q = ops.depend(q_BSHZ[:, block], parts[-1])
-            parts.append(_part(q, k_BJGZ, v_BJGY, first_BS[:, block], past_BS[:, block]))
-        return ops.concat([part[0] for part in parts], 1), ops.concat([part[1] for part in parts], 2)
+        outs, log_sums, before = [], [], k_BJGZ
+        for block in _blocks(q_BSHZ.shape[1]):
+            # all that a block starts from waits, else MindSpore computes the scores of many at once
+            q, first, past = [ops.depend(x[:, block], before) for x in (q_BSHZ, first_BS, past_BS)]
+            scores = _part_scores(q, k_BJGZ, first, past)
+            p = ops.softmax(scores, -1)
+            # the largest probability is e^(largest score - logsumexp)
+            log_sums.append(ops.amax(scores, -1) - ops.log(ops.amax(p, -1)))
+            outs.append(_weighted(p, v_BJGY))
+            before = outs[-1], log_sums[-1]
+        return ops.concat(outs, 1), ops.concat(log_sums, 2)
 
     def attention_part_gradient(
         self,
@@ -172,14 +176,17 @@ class PortableKernels:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Probabilities are computed again, a block of queries after the other."""
         dq, dk, dv = [], ops.ZerosLike()(k_BJGZ), ops.ZerosLike()(v_BJGY)
+        before = k_BJGZ
         for block in _blocks(q_BSHZ.shape[1]):
-            q, dout = ops.depend(q_BSHZ[:, block], (dk, dv)), dout_BSHY[:, block]
-            scores = _part_scores(q, k_BJGZ, first_BS[:, block], past_BS[:, block])
-            p = ops.exp(scores - ops.expand_dims(log_sum_BHS[:, :, block], 3))
+            q, first, past, dout = [ops.depend(x[:, block], before) for x in (q_BSHZ, first_BS, past_BS, dout_BSHY)]
+            scores = _part_scores(q, k_BJGZ, first, past)
+            log_sum, dot = [ops.depend(x[:, :, block], before) for x in (log_sum_BHS, dot_BHS)]
+            p = ops.exp(scores - _along_keys(log_sum, scores))
             dproduct = _products(dout, v_BJGY)
-            dscores = p * (dproduct - ops.expand_dims(dot_BHS[:, :, block], 3)) * (q.shape[3] ** -0.5)
+            dscores = p * (dproduct - _along_keys(dot, scores)) * (q.shape[3] ** -0.5)
             dq.append(_weighted(dscores, k_BJGZ))
             dk, dv = dk + _collected(dscores, q, k_BJGZ), dv + _collected(p, dout, v_BJGY)
+            before = dq[-1], dk, dv
         return ops.concat(dq, 1), dk, dv
 
     def swiglu(self, h_RF: Tensor) -> Tensor:
