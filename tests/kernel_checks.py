@@ -12,6 +12,7 @@ from ascend_moe_train.model.config import ClampedSwiGLUConfig, MoEConfig, RopeCo
 from tests.oracle.arrays import logsumexp
 from tests.oracle.attention import attention, attention_vjp
 from tests.oracle.dispatch import Dispatch, capacity, dispatch
+from tests.oracle.experts import activated, activated_vjp
 from tests.oracle.ffn import clamped_gated, clamped_gated_vjp, gated, gated_vjp
 from tests.oracle.loss import NOT_COUNTED, cross_entropy_vjp
 from tests.oracle.norm import rms_norm, rms_norm_vjp
@@ -186,6 +187,41 @@ def check_clamped_swiglu(case: Case) -> Check:
     )
 
 
+def check_swiglu_matmul(case: Case) -> Check:
+    h, w, dy = normal((case.T, 2 * case.F), 40), normal((case.D, case.F), 41), normal((case.T, case.D), 42)
+    w64, dy64 = w.astype(np.float64), dy.astype(np.float64)
+    gradients = (gated_vjp(dy64 @ w64, h), dy64.T @ gated(h))
+    return Check(inputs=(h, w), result=gated(h) @ w64.T, weight=dy, gradients=gradients, wrt=(0, 1))
+
+
+def check_swiglu_grouped_matmul(case: Case, clamp: ClampedSwiGLUConfig | None = None) -> Check:
+    h, w, dy = (
+        normal((case.rows, 2 * case.F), 43),
+        normal((case.E, case.F, case.D), 44),
+        normal((case.rows, case.D), 45),
+    )
+    moe = case.moe.model_copy(update={"clamped_swiglu": clamp})
+    count, w64 = dispatched(case).count_E, w.astype(np.float64)
+    result, dh, dw = np.zeros(dy.shape), np.zeros(h.shape), np.zeros(w.shape)
+    for e, end in enumerate(np.cumsum(count).tolist()):
+        rows = slice(end - count[e], end)
+        y, dy64 = activated(h[rows].astype(np.float64), moe), dy[rows].astype(np.float64)
+        result[rows], dw[e] = y @ w64[e], y.T @ dy64
+        dh[rows] = activated_vjp(dy64 @ w64[e].T, h[rows].astype(np.float64), moe)
+    return Check(
+        inputs=(h, w, count.astype(np.int32)),
+        constants=(None if clamp is None else (clamp.alpha, clamp.limit),),
+        result=result,
+        weight=dy,
+        gradients=(dh, dw),
+        wrt=(0, 1),
+    )
+
+
+def check_clamped_swiglu_grouped_matmul(case: Case) -> Check:
+    return check_swiglu_grouped_matmul(case, ClampedSwiGLUConfig(alpha=1.7, limit=1.1))
+
+
 def routing(case: Case) -> tuple[Array, Array]:
     """Experts and gates of every assignment; gates have many ties."""
     generator = np.random.default_rng(19)
@@ -270,6 +306,9 @@ CHECKS: dict[str, Callable[[Case], Check]] = {
     "split": check_split,
     "swiglu": check_swiglu,
     "clamped_swiglu": check_clamped_swiglu,
+    "swiglu_matmul": check_swiglu_matmul,
+    "swiglu_grouped_matmul": check_swiglu_grouped_matmul,
+    "clamped_swiglu_grouped_matmul": check_clamped_swiglu_grouped_matmul,
     "permute": check_permute,
     "combine": check_combine,
     "grouped_matmul": check_grouped_matmul,

@@ -27,17 +27,12 @@ class GroupedExperts(nn.Cell):
             self.w13_bias = empty(config.num_experts, 2 * config.ffn)
             self.w2_bias = empty(config.num_experts, hidden)
         clamp = config.clamped_swiglu
-        self.is_clamped = clamp is not None
-        self.alpha, self.limit = (clamp.alpha, clamp.limit) if clamp is not None else (1.0, 0.0)
+        self.clamp = (clamp.alpha, clamp.limit) if clamp is not None else None
 
     def construct(self, x_RD: Tensor, counts_E: Tensor) -> Tensor:
         h_RF = self.w13_product(x_RD, counts_E)
         if self.has_w13_bias:
             h_RF = self.kernels.add_by_expert(h_RF, self.w13_bias, counts_E)
-        if self.is_clamped:
-            h_RF = self.kernels.clamped_swiglu(h_RF, self.alpha, self.limit)
-        else:
-            h_RF = self.kernels.swiglu(h_RF)
         y_RD = self.w2_product(h_RF, counts_E)
         return self.kernels.add_by_expert(y_RD, self.w2_bias, counts_E) if self.has_w2_bias else y_RD
 
@@ -46,5 +41,5 @@ class GroupedExperts(nn.Cell):
         return self.kernels.grouped_matmul(x_RD, self.w13, counts_E)
 
     def w2_product(self, h_RF: Tensor, counts_E: Tensor) -> Tensor:
-        """(R, F) -> (R, D)."""
-        return self.kernels.grouped_matmul(h_RF, self.w2, counts_E)
+        """Of the activated: (R, 2F) -> (R, D)."""
+        return self.kernels.swiglu_grouped_matmul(h_RF, self.w2, counts_E, self.clamp)

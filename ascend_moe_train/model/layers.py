@@ -50,6 +50,10 @@ class Linear(nn.Cell):
         """x W^T."""
         return self.kernels.matmul(x_TD, self.weight)
 
+    def of_swiglu(self, h_TF: Tensor) -> Tensor:
+        """swiglu(h) W^T, without a bias: (T, 2D) -> (T, F)."""
+        return self.kernels.swiglu_matmul(h_TF, self.weight)
+
 
 class RMSNorm(nn.Cell):
     """Root-mean-square norm over the last dim, with a weight."""
@@ -81,12 +85,11 @@ class FeedForward(nn.Cell):
 
     def __init__(self, hidden: int, ffn: int, kernels: Kernels) -> None:
         super().__init__()
-        self.kernels = kernels
         self.w13 = Linear(hidden, 2 * ffn, kernels)
         self.w2 = Linear(ffn, hidden, kernels)
 
     def construct(self, x_TD: Tensor) -> Tensor:
-        return self.w2(self.kernels.swiglu(self.w13(x_TD)))
+        return self.w2.of_swiglu(self.w13(x_TD))
 
 
 def initial_value(name: str, shape: tuple[int, ...], *, std: float, num_layers: int, seed: int) -> NDArray[np.float32]:

@@ -35,6 +35,10 @@ class LoraLinear(Linear):
         low_TF = self.kernels.matmul(self.kernels.matmul(x_TD, self.lora_a), self.lora_b)
         return self.kernels.matmul(x_TD, self.weight) + low_TF * self.scale
 
+    def of_swiglu(self, h_TF: Tensor) -> Tensor:
+        """swiglu(h) W^T with what the adapter adds; h has twice as many columns."""
+        return self.product(self.kernels.swiglu(h_TF))
+
 
 class LoraExperts(GroupedExperts):
     """Experts with an adapter of each one's w13, w2, or both: (R, D), rows per expert (E,) -> (R, D)."""
@@ -60,12 +64,19 @@ class LoraExperts(GroupedExperts):
         return h_RF
 
     def w2_product(self, h_RF: Tensor, counts_E: Tensor) -> Tensor:
-        """(R, F) -> (R, D)."""
-        y_RD = self.kernels.grouped_matmul(h_RF, self.w2, counts_E)
-        if self.adapts_w2:
-            low_RW = self.kernels.grouped_matmul(h_RF, self.w2_lora_a, counts_E)
-            y_RD = y_RD + self.kernels.grouped_matmul(low_RW, self.w2_lora_b, counts_E) * self.scale
-        return y_RD
+        """Of the activated: (R, 2F) -> (R, D)."""
+        if not self.adapts_w2:
+            return super().w2_product(h_RF, counts_E)
+        h_RF = self.activated(h_RF)
+        low_RW = self.kernels.grouped_matmul(h_RF, self.w2_lora_a, counts_E)
+        low_RD = self.kernels.grouped_matmul(low_RW, self.w2_lora_b, counts_E)
+        return self.kernels.grouped_matmul(h_RF, self.w2, counts_E) + low_RD * self.scale
+
+    def activated(self, h_RF: Tensor) -> Tensor:
+        """(R, 2F) -> (R, F)."""
+        if self.clamp is None:
+            return self.kernels.swiglu(h_RF)
+        return self.kernels.clamped_swiglu(h_RF, self.clamp[0], self.clamp[1])
 
 
 def apply_lora(model: Transformer, config: ModelConfig, lora: LoraConfig, seed: int) -> None:

@@ -28,7 +28,8 @@ Tensor = Any
 class Block(nn.Cell):
     """Pre-norm decoder block: attention, then experts or one dense feed-forward.
 
-    Ports: `before_` and `after_` attention (`attn`), and experts or feed-forward (`ffn`).
+    Ports: `before_` and `after_` attention (`attn`), and experts or feed-forward (`ffn`). `is_recomputed`: of what it
+    computes nothing is kept for the backward pass, see `chunk.RecomputedGradient`.
     """
 
     def __init__(self, config: ModelConfig, layer: int, kernels: Kernels) -> None:
@@ -38,7 +39,7 @@ class Block(nn.Cell):
         self.attn = Attention(config, layer, kernels) if mla is None else LatentAttention(config, mla, kernels)
         self.ffn_norm = RMSNorm(config.hidden, config.norm_eps, kernels)
         self.before_attn, self.after_attn, self.before_ffn, self.after_ffn = (unchanged,) * 4
-        self.is_moe = config.is_moe(layer)
+        self.is_moe, self.is_recomputed = config.is_moe(layer), False
         if config.moe is not None and self.is_moe:
             self.moe = MoE(config.hidden, config.moe, layer, kernels)
         else:
@@ -151,12 +152,15 @@ class Transformer(nn.Cell):
         """(B, S) -> (B*S, D)."""
         return self.after_embed(self.embed(ops.reshape(tokens_BS, (-1,)), self.embed.weight))
 
+    def turns(self, position_BS: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin of the rotary embedding: (B, S) -> (B, S, Z/2) each."""
+        return ops.gather(self.cos_table, position_BS, 0), ops.gather(self.sin_table, position_BS, 0)
+
     def through(
         self, x_TD: Tensor, first: int, stop: int, segment_BS: Tensor, position_BS: Tensor, noise_seed: Tensor
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """Blocks first to stop - 1: (B*S, D) -> (B*S, D), router figures of those with experts, input and outputs."""
-        cos_BSZ = ops.gather(self.cos_table, position_BS, 0)
-        sin_BSZ = ops.gather(self.sin_table, position_BS, 0)
+        cos_BSZ, sin_BSZ = self.turns(position_BS)
         routed, trail = [], [x_TD]
         for i in range(first, stop):
             x_TD, figures = self.layers[i](x_TD, segment_BS, cos_BSZ, sin_BSZ, noise_seed)
@@ -262,8 +266,7 @@ class Transformer(nn.Cell):
         """-> mean over depths of the summed loss of multi-token prediction, and the router figures of its blocks."""
         x_TD, tokens_BS = self.in_order(x_TD, tokens_BS)
         given = self.ahead(tokens_BS, targets_BS, segment_BS, len(self.mtp))
-        cos_BSZ = ops.gather(self.cos_table, position_BS, 0)
-        sin_BSZ = ops.gather(self.sin_table, position_BS, 0)
+        cos_BSZ, sin_BSZ = self.turns(position_BS)
         total, routed = ops.zeros((1,), ms.float32), []
         for i, module in enumerate(self.mtp):
             next_BS, target_BS = given[i]

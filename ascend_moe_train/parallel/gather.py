@@ -19,6 +19,9 @@ from ascend_moe_train.parallel.comm import Collectives, Tensor, Wire
 from ascend_moe_train.parallel.reduction import Late
 from ascend_moe_train.parallel.zero_costs import Uses
 
+# the primitive: ops.zeros_like is a graph of its own, which MindSpore loses when a gradient is taken inside another
+zeros_like = ops.ZerosLike()
+
 # The weights that can be in parts only, by the cell that uses them.
 GATHERED: Mapping[type, tuple[str, ...]] = MappingProxyType(
     {Linear: ("weight",), Embedding: ("weight",), GroupedExperts: ("w13", "w2")}
@@ -54,13 +57,15 @@ class _Weight:
 
 
 class _MatMul(nn.Cell):
-    def __init__(self, weight: _Weight, kernels: Kernels) -> None:
+    """Of x, or with `of_swiglu` of what the activation makes of it."""
+
+    def __init__(self, weight: _Weight, kernels: Kernels, *, of_swiglu: bool = False) -> None:
         super().__init__()
-        self.weight, self.kernels = weight, kernels
+        self.weight, self.kernels, self.of_swiglu = weight, kernels, of_swiglu
         self.gradient = ops.GradOperation(get_all=True, sens_param=True)
 
     def product(self, x_TD: Tensor, w_FD: Tensor) -> Tensor:
-        return self.kernels.matmul(x_TD, w_FD)
+        return self.kernels.swiglu_matmul(x_TD, w_FD) if self.of_swiglu else self.kernels.matmul(x_TD, w_FD)
 
     def construct(self, x_TD: Tensor, part_P: Tensor) -> Tensor:
         return self.product(x_TD, self.weight.whole(part_P, x_TD))
@@ -71,31 +76,38 @@ class _MatMul(nn.Cell):
         w_FD = self.weight.whole(part_P, dout)
         dx_TD, dw_FD = self.gradient(self.product)(x_TD, w_FD, dout)
         if not self.weight.is_trained:
-            return dx_TD, ops.zeros_like(part_P)
+            return dx_TD, zeros_like(part_P)
         dpart_P = self.weight.own(dw_FD, w_FD)
         return ops.depend(dx_TD, dpart_P), dpart_P
 
 
 class _GroupedMatMul(nn.Cell):
-    def __init__(self, weight: _Weight, kernels: Kernels) -> None:
+    """The same of rows in the order of experts."""
+
+    def __init__(self, weight: _Weight, kernels: Kernels, *, of_swiglu: bool = False) -> None:
         super().__init__()
-        self.weight, self.kernels = weight, kernels
+        self.weight, self.kernels, self.of_swiglu = weight, kernels, of_swiglu
         self.gradient = ops.GradOperation(get_all=True, sens_param=True)
 
-    def product(self, x_RD: Tensor, w_EDF: Tensor, counts_E: Tensor) -> Tensor:
+    def product(self, x_RD: Tensor, w_EDF: Tensor, counts_E: Tensor, clamp: Any) -> Tensor:
+        if self.of_swiglu:
+            return self.kernels.swiglu_grouped_matmul(x_RD, w_EDF, counts_E, clamp)
         return self.kernels.grouped_matmul(x_RD, w_EDF, counts_E)
 
-    def construct(self, x_RD: Tensor, part_P: Tensor, counts_E: Tensor) -> Tensor:
-        return self.product(x_RD, self.weight.whole(part_P, x_RD), counts_E)
+    def construct(self, x_RD: Tensor, part_P: Tensor, counts_E: Tensor, clamp: Any) -> Tensor:
+        return self.product(x_RD, self.weight.whole(part_P, x_RD), counts_E, clamp)
 
-    def bprop(self, x_RD: Tensor, part_P: Tensor, counts_E: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
+    def bprop(
+        self, x_RD: Tensor, part_P: Tensor, counts_E: Tensor, clamp: Any, out: Tensor, dout: Tensor
+    ) -> tuple[Any, ...]:
         dout = ops.depend(dout, out)
         w_EDF = self.weight.whole(part_P, dout)
-        dx_RD, dw_EDF, dcounts_E = self.gradient(self.product)(x_RD, w_EDF, counts_E, dout)
+        dx_RD, dw_EDF = self.gradient(self.product)(x_RD, w_EDF, counts_E, clamp, dout)[:2]
+        dcounts_E = zeros_like(counts_E)
         if not self.weight.is_trained:
-            return dx_RD, ops.zeros_like(part_P), dcounts_E
+            return dx_RD, zeros_like(part_P), dcounts_E, clamp
         dpart_P = self.weight.own(dw_EDF, w_EDF)
-        return ops.depend(dx_RD, dpart_P), dpart_P, dcounts_E
+        return ops.depend(dx_RD, dpart_P), dpart_P, dcounts_E, clamp
 
 
 class _Embed(nn.Cell):
@@ -118,19 +130,23 @@ class _Embed(nn.Cell):
         like_VD = ops.broadcast_to(ops.reshape(part_P[:1], (1, 1)), self.weight.shape)
         dtoken_T, dw_VD = self.gradient(self.rows)(token_T, like_VD, dout)
         if not self.weight.is_trained:
-            return dtoken_T, ops.zeros_like(part_P)
+            return dtoken_T, zeros_like(part_P)
         return dtoken_T, self.weight.own(dw_VD, dout)
 
 
 class GatheringKernels:
-    """Those of one cell, whose weights may be flat parts; what is no flat part, and all else, is left to `base`."""
+    """Those of one cell, whose weights may be flat parts; what is no flat part, and all else, is left to `base`.
+
+    The backward pass has a product's input alone, so that of an activation in front of it nothing is kept."""
 
     def __init__(self, base: Kernels, weights: Sequence[_Weight]) -> None:
         self.base = base
         first, last = weights[0], weights[-1]
         self.first_part = first.part
         self.of_matmul, self.of_embed = _MatMul(first, base), _Embed(first, base)
+        self.of_swiglu = _MatMul(first, base, of_swiglu=True)
         self.of_first, self.of_last = _GroupedMatMul(first, base), _GroupedMatMul(last, base)
+        self.of_last_swiglu = _GroupedMatMul(last, base, of_swiglu=True)
 
     def __getattr__(self, name: str) -> Any:
         if name == "base":  # not set yet, while a copy is being made
@@ -150,8 +166,20 @@ class GatheringKernels:
         if w_EDF.ndim > 1:
             return self.base.grouped_matmul(x_RD, w_EDF, counts_E)
         if w_EDF.shape[0] == self.first_part:
-            return self.of_first(x_RD, w_EDF, counts_E)
-        return self.of_last(x_RD, w_EDF, counts_E)
+            return self.of_first(x_RD, w_EDF, counts_E, None)
+        return self.of_last(x_RD, w_EDF, counts_E, None)
+
+    def swiglu_matmul(self, h_TF: Tensor, w_DF: Tensor) -> Tensor:
+        """See Kernels."""
+        return self.of_swiglu(h_TF, w_DF) if w_DF.ndim == 1 else self.base.swiglu_matmul(h_TF, w_DF)
+
+    def swiglu_grouped_matmul(
+        self, h_RF: Tensor, w_EFD: Tensor, counts_E: Tensor, clamp: tuple[float, float] | None
+    ) -> Tensor:
+        """See Kernels. It is always the last of a cell's weights."""
+        if w_EFD.ndim > 1:
+            return self.base.swiglu_grouped_matmul(h_RF, w_EFD, counts_E, clamp)
+        return self.of_last_swiglu(h_RF, w_EFD, counts_E, clamp)
 
 
 def gathered_names(model: Transformer) -> set[str]:
@@ -205,12 +233,14 @@ def _gathered(model: Transformer) -> list[tuple[str, Any, str]]:
 
 def _uses(name: str, model: Transformer, is_trained: bool, forward: int, backward: int) -> Uses:
     """Everything is used once in a pass, but embedding and head once more in each block of multi-token prediction; for
-    the gradient of what it embeds, an embedding is not needed."""
+    the gradient of what it embeds, an embedding is not needed. A block that runs again has its weights put together for
+    that."""
     times = 1 + (len(model.mtp) if model.has_mtp else 0)
     if name == "embed.weight":
         products = times if model.tie_embeddings else 0
         uses, gathers = times + products, times * forward + products * (forward + backward)
     else:
         uses = times if name == "head.weight" else 1
-        gathers = uses * (forward + backward)
+        again = tuple(f"layers.{i}." for i, block in enumerate(model.layers) if block.is_recomputed)
+        gathers = uses * (forward + backward) + backward * name.startswith(again)
     return Uses(gathers=gathers, reductions=uses * backward if is_trained else 0)

@@ -22,7 +22,7 @@ def grouped_experts(x_MD: F64, count_E: I64, params: Params, moe: MoEConfig) -> 
     y_MD = np.zeros_like(x_MD)
     for e, rows in _rows_by_expert(count_E):
         h_M2F = x_MD[rows] @ params["w13"][e] + _bias(params, "w13_bias", e)
-        y_MD[rows] = _activated(h_M2F, moe) @ params["w2"][e] + _bias(params, "w2_bias", e)
+        y_MD[rows] = activated(h_M2F, moe) @ params["w2"][e] + _bias(params, "w2_bias", e)
     return y_MD
 
 
@@ -35,18 +35,24 @@ def grouped_experts_vjp(
     for e, rows in _rows_by_expert(count_E):
         h_M2F = x_MD[rows] @ params["w13"][e] + _bias(params, "w13_bias", e)
         d_a_MF = d_y_MD[rows] @ params["w2"][e].T
-        d_h_M2F = gated_vjp(d_a_MF, h_M2F)
-        if moe.clamped_swiglu is not None:
-            d_h_M2F = clamped_gated_vjp(d_a_MF, h_M2F, moe.clamped_swiglu)
+        d_h_M2F = activated_vjp(d_a_MF, h_M2F, moe)
         d_x_MD[rows] = d_h_M2F @ params["w13"][e].T
-        grads["w13"][e], grads["w2"][e] = x_MD[rows].T @ d_h_M2F, _activated(h_M2F, moe).T @ d_y_MD[rows]
+        grads["w13"][e], grads["w2"][e] = x_MD[rows].T @ d_h_M2F, activated(h_M2F, moe).T @ d_y_MD[rows]
         if moe.expert_bias:
             grads["w13_bias"][e], grads["w2_bias"][e] = d_h_M2F.sum(axis=0), d_y_MD[rows].sum(axis=0)
     return d_x_MD, grads
 
 
-def _activated(h_M2F: F64, moe: MoEConfig) -> F64:
+def activated(h_M2F: F64, moe: MoEConfig) -> F64:
+    """What the experts of a model make of the products with w13: (M, 2F) -> (M, F)."""
     return gated(h_M2F) if moe.clamped_swiglu is None else clamped_gated(h_M2F, moe.clamped_swiglu)
+
+
+def activated_vjp(d_a_MF: F64, h_M2F: F64, moe: MoEConfig) -> F64:
+    """Return d_h_M2F."""
+    if moe.clamped_swiglu is None:
+        return gated_vjp(d_a_MF, h_M2F)
+    return clamped_gated_vjp(d_a_MF, h_M2F, moe.clamped_swiglu)
 
 
 def _bias(params: Params, name: str, expert: int) -> F64 | float:

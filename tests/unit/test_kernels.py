@@ -46,6 +46,7 @@ class Split(OneKernel):
 
 
 def one_kernel(kernels: Any, name: str, constants: tuple[Any, ...]) -> OneKernel:
+    name = name.removeprefix("clamped_") if name.endswith("grouped_matmul") else name
     if name == "attention_to_a_window":
         return WindowedAttention(kernels, "attention", constants)
     return (Split if name == "split" else OneKernel)(kernels, name, constants)

@@ -10,6 +10,8 @@ import numpy as np
 from mindspore import ops
 from mindspore.ops import constexpr
 
+from ascend_moe_train.model.kernels.composed import ComposedKernels
+
 Tensor = Any
 
 BLOCK_ROWS = 64
@@ -95,7 +97,7 @@ def _along_keys(x_BHS: Tensor, scores: Tensor) -> Tensor:
     return ops.broadcast_to(ops.expand_dims(x_BHS, 3), scores.shape)
 
 
-class PortableKernels:
+class PortableKernels(ComposedKernels):
     """Reference implementation of `protocol.Kernels`."""
 
     name = "portable"

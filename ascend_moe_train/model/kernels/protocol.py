@@ -79,6 +79,14 @@ class Kernels(Protocol):
         """(u + 1) * g * sigmoid(alpha * g): (R, 2F) -> (R, F), where g is the first half of the columns, at most
         `limit`, and u the second, within [-limit, limit]."""
 
+    def swiglu_matmul(self, h_TF: Tensor, w_DF: Tensor) -> Tensor:
+        """`matmul` of what `swiglu` gives: (T, 2F), (D, F) -> (T, D)."""
+
+    def swiglu_grouped_matmul(
+        self, h_RF: Tensor, w_EFD: Tensor, counts_E: Tensor, clamp: tuple[float, float] | None
+    ) -> Tensor:
+        """`grouped_matmul` of what `swiglu` gives, or `clamped_swiglu` with alpha and limit: (R, 2F) -> (R, D)."""
+
     def sort_by_expert(
         self, expert_TK: Tensor, gate_TK: Tensor, num_experts: int, capacity: int | None, by_probability: bool
     ) -> tuple[Tensor, Tensor, Tensor]:

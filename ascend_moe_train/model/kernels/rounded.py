@@ -5,12 +5,13 @@ from typing import Any
 import mindspore as ms
 from mindspore import ops
 
+from ascend_moe_train.model.kernels.composed import ComposedKernels
 from ascend_moe_train.model.kernels.protocol import Kernels
 
 Tensor = Any
 
 
-class RoundedKernels:
+class RoundedKernels(ComposedKernels):
     """Activations and the weights they meet are rounded to `dtype` (fp16 or bf16); sums, softmax, norms and the loss
     are taken in fp32, weights, moments and their update stay fp32 (Micikevicius et al., 2018, section 3).
 
