@@ -19,7 +19,7 @@ from ascend_moe_train.parallel.config import ParallelConfig, check_parallel
 from ascend_moe_train.part import Part
 from ascend_moe_train.presets import PRESETS
 from ascend_moe_train.strict_yaml import Value
-from ascend_moe_train.train.config import BatchConfig, GuardConfig, RunConfigPart
+from ascend_moe_train.train.config import BatchConfig, GuardConfig, RecomputeConfig, RunConfigPart
 
 MAX_ASSIGNMENTS = 2**31  # token-to-expert assignments of one micro-batch are numbered with int32
 
@@ -37,6 +37,7 @@ class RunConfig(Part):
     guard: GuardConfig = GuardConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     parallel: ParallelConfig = ParallelConfig()
+    recompute: RecomputeConfig = RecomputeConfig()
 
     @property
     def tokens_per_step(self) -> int:
@@ -64,6 +65,11 @@ class RunConfig(Part):
         if self.model.mtp is not None and self.model.mtp.depth >= self.data.seq_len:
             raise ValueError(
                 f"model.mtp.depth {self.model.mtp.depth} needs longer sequences: data.seq_len is {self.data.seq_len}"
+            )
+        if self.recompute.layers is not None and self.recompute.layers > self.model.num_layers:
+            raise ValueError(
+                f"recompute.layers {self.recompute.layers}: the model has {self.model.num_layers} layers "
+                "(model.num_layers); null is all of them"
             )
         top_k = self.model.moe.top_k if self.model.moe is not None else 1
         assignments = self.batch.micro_sequences * self.data.seq_len * top_k

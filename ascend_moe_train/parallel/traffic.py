@@ -16,6 +16,7 @@ from ascend_moe_train.model.counts import moe_layers
 from ascend_moe_train.parallel.expert_sizes import ExpertSizes
 from ascend_moe_train.parallel.mesh import Mesh, num_micro
 from ascend_moe_train.parallel.places import token_order
+from ascend_moe_train.parallel.recomputed import runs_again
 from ascend_moe_train.parallel.stages import Stages, stages_of
 
 Traffic = dict[tuple[str, str], int]
@@ -46,8 +47,10 @@ def model_traffic(run: RunConfig, mesh: Mesh, accepted: Sequence[int]) -> Traffi
     embedding, a head and a loss of its own. For cp see `ring.Ring` and `context.UlyssesKernels`; multi-token prediction
     asks once for what comes after each token.
 
-    A pipeline stage goes through its layers as often as `Stages.passes` says; from stage to stage T D a (t D a) bytes
-    are sent each way on every rank, and every rank tells the others of its column the counts of a step.
+    A block that runs again before its backward pass does what it does forward once more, but for what only puts its
+    output together. A pipeline stage goes through its layers as often as `Stages.passes` says; from stage to stage
+    T D a (t D a) bytes are sent each way on every rank, and every rank tells the others of its column the counts of a
+    step.
     """
     totals: Traffic = defaultdict(int)
     stages, micro_batches = stages_of(run), num_micro(run.batch, mesh)
@@ -59,9 +62,11 @@ def model_traffic(run: RunConfig, mesh: Mesh, accepted: Sequence[int]) -> Traffi
             totals[verb, group] += ranks * micro_batches * times[way] * payload_bytes
     if run.model.moe is not None and mesh.ep > 1:
         row_bytes = run.model.hidden * _activation_bytes(run)
+        again = {f"layers.{layer}." for layer in range(run.model.num_layers) if runs_again(run, layer)}
         nodes = run.parallel.hierarchical_ranks is not None
         for prefix, rows in zip(moe_layers(run.model), accepted, strict=True):
-            passes = sum(stages.passes(stages.virtual_stage(prefix), run.parallel.schedule))
+            forward, backward = stages.passes(stages.virtual_stage(prefix), run.parallel.schedule)
+            passes = forward + backward * (2 if prefix in again else 1)
             for group in ("ep inside nodes", "ep across nodes") if nodes else ("ep",):
                 totals["all_to_all_v", group] += passes * 2 * rows * row_bytes
     if mesh.pp > 1:
@@ -112,6 +117,8 @@ def _of_stage(run: RunConfig, mesh: Mesh, stages: Stages, virtual_stage: int) ->
     blocks = [*range(first, stop), *(range(model.num_layers, model.num_layers + depth) if is_last else ())]
     for layer in blocks:
         yield from _block(run, mesh, is_moe=model.is_moe(layer))
+        if runs_again(run, layer):
+            yield from _block_again(run, mesh, is_moe=model.is_moe(layer))
     if mesh.cp > 1 and depth > 0 and is_last:
         yield "forward", "all_gather", "cp", 3 * 4 * _tokens(run, mesh)
     embeddings, heads = (virtual_stage == 0) + depth * is_last, (1 + depth) * is_last
@@ -167,6 +174,19 @@ def _context(run: RunConfig, mesh: Mesh) -> _Sent:
     yield "forward", "all_gather", "cp", 4 * T
     for way in ("forward", "backward"):
         yield way, "all_to_all", "cp", T * (heads + max(n, kv_heads)) * size * _activation_bytes(run)
+
+
+def _block_again(run: RunConfig, mesh: Mesh, *, is_moe: bool) -> _Sent:
+    """What a block does forward, in the backward pass: all but what only puts its output together."""
+    whole = _tokens(run, mesh) * run.model.hidden * _activation_bytes(run)
+    for way, verb, group, payload_bytes in _block(run, mesh, is_moe=is_moe):
+        if way == "forward":
+            yield "backward", verb, group, payload_bytes
+    if mesh.tp > 1 and not run.parallel.sequence_parallel:
+        if is_moe:
+            yield "backward", "all_gather", "tp", -whole // mesh.tp
+        else:
+            yield "backward", "all_reduce", "tp", -whole
 
 
 def _experts(run: RunConfig, moe: MoEConfig, mesh: Mesh) -> _Sent:

@@ -39,6 +39,23 @@ class GuardConfig(Part):
     spike_action: Literal["off", "warn", "skip"] = "warn"
 
 
+class RecomputeConfig(Part):
+    """What the backward pass computes again rather than keep it from the forward pass, in how many blocks: the first
+    `layers` of the model, or of each part of it on a pipeline stage; null is all.
+
+    `selective`: activations of feed-forwards and experts, from their inputs. `full`: all but a block's input.
+    """
+
+    policy: Literal["none", "selective", "full"] = "none"
+    layers: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _has_effect(self) -> Self:
+        if self.policy == "none" and self.layers is not None:
+            raise ValueError(f"layers {self.layers} has no effect with policy 'none': leave it out")
+        return self
+
+
 class RunConfigPart(Part):
     """One run: its folder, length, seed, device and rhythm of reports.
 
