@@ -21,7 +21,7 @@ from ascend_moe_train.checkpoint.huggingface import check_shapes, tensor_shapes
 from ascend_moe_train.checkpoint.layout import MANIFEST_NAME, Manifest
 from ascend_moe_train.errors import CheckpointError
 from ascend_moe_train.model.adapters import adapter_shapes, adapters, delta
-from ascend_moe_train.model.config import LoraConfig, ModelConfig
+from ascend_moe_train.model.config import LoraConfig, ModelConfig, RopeConfig
 from ascend_moe_train.part import Part
 
 STARTED_FROM = "started_from"
@@ -126,8 +126,12 @@ def started_from(meta: Mapping[str, Any], path: Path) -> StartedFrom | None:
 
 
 def check_model(start: Start, model: ModelConfig) -> None:
-    """Raises CheckpointError naming a key of `model` that is not the checkpoint's, though outputs depend on it."""
+    """Raises CheckpointError naming a key of `model` that is not the checkpoint's, though outputs depend on it. The
+    scaling of rotary positions may be another if with it they reach farther."""
+    is_longer = reaches_farther(start.model.rope, model.rope)
     for key, (there, here) in output_differences(start.model, model).items():
+        if is_longer and key.startswith("rope."):
+            continue
         raise CheckpointError(
             f"{start.path} holds a model with model.{key} = {there}, this run has {here}: set it as it is there"
         )
@@ -138,6 +142,15 @@ def check_model(start: Start, model: ModelConfig) -> None:
     for name in start.shapes:
         if name not in shapes and not name.startswith("mtp."):
             raise CheckpointError(f"{start.path}: tensor {name} has no place in this run's model")
+
+
+def reaches_farther(then: RopeConfig, now: RopeConfig) -> bool:
+    """Whether positions are scaled that were not, or by more than before in the same way."""
+    if then.scaling == "none":
+        before = then.model_copy(update=now.model_dump(exclude={"theta", "fraction"}))
+    else:
+        before = then.model_copy(update={"factor": now.factor})
+    return before == now and now.factor > then.factor
 
 
 def read_weights(start: Start, names: Collection[str]) -> Iterator[tuple[str, NDArray[np.float32]]]:

@@ -6,11 +6,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from ascend_moe_train.checkpoint.saving import Writer
+from ascend_moe_train.checkpoint.starting import Start
 from ascend_moe_train.checkpoint.writer import AsyncWriter
 from ascend_moe_train.config import RunConfig, dump_yaml
 from ascend_moe_train.data.tokenizer import Tokenizer
 from ascend_moe_train.model.adapters import num_adapter_parameters, run_flops_per_token
-from ascend_moe_train.model.config import LoraConfig, ModelConfig
+from ascend_moe_train.model.config import LoraConfig, ModelConfig, RopeConfig
 from ascend_moe_train.model.counts import num_active_parameters, num_parameters
 from ascend_moe_train.parallel.callback import named_failures
 from ascend_moe_train.train.evaluate import Evaluator
@@ -45,6 +46,8 @@ def train(config: RunConfig, inputs: Inputs, view: View, stop: StopRequest, rank
         view.note(f"{_where(trainer)}, {_what_is_next(trainer)}")
         if config.lora is not None:
             view.note(_what_is_trained(config.model, config.lora))
+        if inputs.start is not None and inputs.start.model.rope != config.model.rope:
+            view.note(_how_far(config.model.rope, inputs.start))
         evaluate = _evaluation(trainer, inputs, record)
         try:
             for info in trainer.steps(trainer.meter(peak), stop):
@@ -85,6 +88,10 @@ def _what_is_next(trainer: Trainer) -> str:
 def _what_is_trained(model: ModelConfig, lora: LoraConfig) -> str:
     trained, total = num_adapter_parameters(model, lora), num_parameters(model)
     return f"adapters of {trained:,} parameters are trained ({trained / total:.2%} of the model's {total:,})"
+
+
+def _how_far(rope: RopeConfig, start: Start) -> str:
+    return f"rotary positions are scaled ({rope.scaling}, factor {rope.factor:g}), not as in {start.path}"
 
 
 def _exit_code(trainer: Trainer, stop: StopRequest, view: View) -> int:

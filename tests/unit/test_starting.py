@@ -155,6 +155,41 @@ def test_what_changes_outputs_may_not(model: ModelConfig, message: str, tmp_path
         check_model(start, model)
 
 
+YARN = RopeConfig(scaling="yarn", factor=4.0, original_positions=8)
+
+
+@pytest.mark.parametrize(
+    ("then", "now"),
+    [
+        (RopeConfig(), RopeConfig(scaling="linear", factor=2.0)),
+        (RopeConfig(), YARN),
+        (YARN, YARN.model_copy(update={"factor": 8.0})),
+    ],
+)
+def test_positions_may_be_scaled_to_reach_farther(then: RopeConfig, now: RopeConfig, tmp_path: Path) -> None:
+    start = open_whole(write_weights(tmp_path, changed(rope=then), weights(MODEL_CONFIG)))
+    check_model(start, changed(rope=now))
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "key"),
+    [
+        (YARN, RopeConfig(), "factor"),
+        (YARN, YARN.model_copy(update={"factor": 2.0}), "factor"),
+        (YARN, YARN.model_copy(update={"factor": 8.0, "original_positions": 16}), "factor"),
+        (YARN, RopeConfig(scaling="linear", factor=8.0), "factor"),
+        (RopeConfig(), RopeConfig(scaling="linear", factor=1.0), "scaling"),
+        (RopeConfig(), YARN.model_copy(update={"theta": 7.0}), "factor"),
+    ],
+)
+def test_positions_may_not_be_scaled_in_another_way(
+    then: RopeConfig, now: RopeConfig, key: str, tmp_path: Path
+) -> None:
+    start = open_whole(write_weights(tmp_path, changed(rope=then), weights(MODEL_CONFIG)))
+    with pytest.raises(CheckpointError, match=rf"holds a model with model\.rope\.{key} = "):
+        check_model(start, changed(rope=now))
+
+
 def test_multi_token_prediction_may_be_left_out(tmp_path: Path) -> None:
     model = changed(mtp=MTPConfig())
     start = open_whole(write_weights(tmp_path, model, weights(model)))
