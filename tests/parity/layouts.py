@@ -117,11 +117,13 @@ class Case:
     mode: str
     num_micro: int
     sequences: int = SEQUENCES
+    recompute: str = "none"
 
     @property
     def name(self) -> str:
         """As the tests call it."""
-        return f"{self.layout or 'one process'}, {self.model}, {self.mode}, {self.num_micro} micro-batches"
+        words = (self.layout or "one process", self.model, self.mode, f"{self.num_micro} micro-batches", self.recompute)
+        return ", ".join(words)
 
     @property
     def num_ranks(self) -> int:
@@ -131,7 +133,7 @@ class Case:
     @property
     def reference(self) -> "Case":
         """The same training in one process."""
-        return replace(self, layout=None)
+        return replace(self, layout=None, recompute="none")
 
     def run(self) -> RunConfig:
         """The run file that a user would write."""
@@ -141,10 +143,12 @@ class Case:
         model = (MODELS | DEEP)[self.model]
         moe = {**model["moe"], **MODES[self.mode]}
         batch = {"global_sequences": self.sequences, "micro_sequences": self.sequences // (dp * self.num_micro)}
-        return run_config({**model, "moe": moe}, batch, parallel)
+        return run_config({**model, "moe": moe}, batch, parallel, self.recompute)
 
 
-def run_config(model: dict[str, Any], batch: dict[str, int], parallel: dict[str, Any]) -> RunConfig:
+def run_config(
+    model: dict[str, Any], batch: dict[str, int], parallel: dict[str, Any], recompute: str = "none"
+) -> RunConfig:
     """A run of a tiny model. Raises ConfigError or ValueError for what a user may not write."""
     return RunConfig.model_validate_json(
         json.dumps(
@@ -156,6 +160,7 @@ def run_config(model: dict[str, Any], batch: dict[str, int], parallel: dict[str,
                 # a large eps: with a small one the first update is the sign of the gradient, however small that is
                 "optim": {"lr": 1e-2, "warmup_steps": 0, "eps": 1e-3, "clip_norm": 0.5},
                 "parallel": parallel,
+                "recompute": {"policy": recompute},
             }
         )
     )
@@ -193,7 +198,8 @@ def all_cases() -> Iterator[Case]:
             continue
         for number, (model, num_micro) in enumerate(product(models_of(parallel), (1, 4, 8))):
             mode = tuple(MODES)[number % 2]
-            yield Case(layout=layout, model=model, mode=mode, num_micro=num_micro, sequences=16)
+            recompute = ("none", "full", "selective")[(number // 2) % 3]
+            yield Case(layout=layout, model=model, mode=mode, num_micro=num_micro, sequences=16, recompute=recompute)
 
 
 _AXES = ("pp", "tp", "cp", "ep", "etp")
@@ -229,7 +235,8 @@ def composed(count: int, seed: int) -> list[Case]:
         if model is None or name in found or len(mixed) < 2:
             continue
         LAYOUTS[name] = (num_ranks, parallel)
-        case = Case(layout=name, model=model, mode=mode, num_micro=num_micro)
+        recompute = pick(("none", "none", "full", "selective"))
+        case = Case(layout=name, model=model, mode=mode, num_micro=num_micro, recompute=recompute)
         try:
             mesh_of(case.run(), num_ranks)
         except (ValueError, ConfigError, ZeroDivisionError):
