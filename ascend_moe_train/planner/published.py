@@ -69,7 +69,7 @@ _HABITS: tuple[tuple[str, _Habit], ...] = (
     ("Megatron-DeepSpeed", _Habit(engine=replace(_OLD, gradient_bytes=2), is_sequence_parallel=False, tool="device")),
     ("Megatron-LM", _Habit(engine=_OLD, zero=0, is_sequence_parallel=False)),
     ("DeepSpeed", _Habit(engine=replace(_OLD, gradient_bytes=2), zero=3, tool="device")),
-    ("FlagScale/DeepSpeed/Paddle", _Habit(engine=_MEGATRON, tool="device")),
+    ("FlagScale/DeepSpeed/Paddle", _Habit(engine=replace(_MEGATRON, gradient_bytes=2), tool="device")),
     ("torchtitan", _Habit(engine=_FSDP, zero=3, tool="reserved")),
     ("llm-foundry", _Habit(engine=_FSDP, zero=3)),
     ("MindSpeed", _Habit(engine=_ALONE, spreads=True)),
