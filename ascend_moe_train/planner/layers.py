@@ -287,13 +287,15 @@ def _moves(job: Job, cut: Slice, kind: int) -> Iterator[Move]:
     whole = t * model.hidden * a
     is_moe = model.moe is not None and model.is_moe(kind)
     if cut.tp > 1:
-        summed = 2 - is_moe + (1 if is_moe and model.moe is not None and model.moe.shared_ffn else 0)
-        for _ in range(summed):
+        for _ in range(2 - is_moe):
             if cut.sequence_parallel:
                 yield Move("all_gather", "tp", whole)
                 yield Move("reduce_scatter", "tp", whole)
             else:
                 yield Move("all_reduce", "tp", whole)
+        if is_moe and model.moe is not None and model.moe.shared_ffn:  # its stream is split with or without
+            yield Move("all_gather", "tp", whole)
+            yield Move("reduce_scatter", "tp", whole)
         if is_moe and not cut.sequence_parallel:
             yield Move("all_gather", "tp", whole)
     if cut.cp > 1:
