@@ -147,7 +147,9 @@ def _virtual_stage(
     weight_s = 0.0
     depth = job.model.mtp.depth if job.model.mtp is not None and is_last else 0
     extra = tuple(job.model.num_layers + each for each in range(depth))
-    repeats = plan.pp > 1 and job.engine.keeps == "inputs" and not is_last
+    repeats = 0  # of the forward pass, before gradients of the input and in zero_bubble again before those of weights
+    if plan.pp > 1 and job.engine.keeps == "inputs":
+        repeats = (not is_last) + (plan.schedule == "zero_bubble" and not is_first)
     for index, kind in enumerate((*kinds, *(kind_of(job, layer) for layer in extra))):
         is_again = plan.recompute != "none" and (plan.recompute_layers is None or index < plan.recompute_layers)
         key = (kind, int(is_again))
@@ -161,7 +163,7 @@ def _virtual_stage(
     _add(forward, ends)
     _add(backward, {part: 2 * value for part, value in ends.items()})
     if repeats:
-        _add(backward, {"recompute": sum(forward.values())})
+        _add(backward, {"recompute": repeats * sum(forward.values())})
     return PassTime(
         forward_s=sum(forward.values()),
         backward_s=sum(backward.values()),

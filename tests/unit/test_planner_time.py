@@ -157,3 +157,16 @@ def test_collectives_of_a_layer_are_those_of_the_engine(preset: str, parallel: d
         assert found.keys() == wanted.keys()
     else:
         assert found == {key: size for key, size in wanted.items() if size}
+
+
+def test_zero_bubble_of_ours_does_forward_passes_twice_again() -> None:
+    """As `Stages.passes` counts them."""
+    cluster = parse_cluster("256x910B")
+    steps = {
+        name: time_of(V3, cluster, Plan.even(V3, 256, pp=8, ep=32, zero_stage=1, schedule=name))
+        for name in ("1f1b", "zero_bubble")
+    }
+    again = {name: [each.backward_parts.get("recompute", 0.0) for each in step.passes] for name, step in steps.items()}
+    assert again["zero_bubble"][1] == pytest.approx(2 * again["1f1b"][1])
+    assert again["zero_bubble"][0] == pytest.approx(again["1f1b"][0])
+    assert again["1f1b"][-1] == 0 < again["zero_bubble"][-1]
