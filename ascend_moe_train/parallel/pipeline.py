@@ -15,6 +15,7 @@ from mindspore import nn, ops
 from numpy.typing import NDArray
 
 from ascend_moe_train.config import RunConfig
+from ascend_moe_train.model.chunk import Chunk, chunk_gradient
 from ascend_moe_train.model.counts import moe_layers
 from ascend_moe_train.model.transformer import Transformer
 from ascend_moe_train.optim.reduction import Reduction
@@ -28,43 +29,6 @@ Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """tokens, targets, segments and positions of a micro-batch, loss weights, noise seed."""
 
 _Key = tuple[int, int]  # micro-batch and chunk
-
-
-class Chunk(nn.Cell):
-    """Some layers with what comes before the first and after the last of the model: (x_TD, inputs) -> (x_TD, total loss
-    (1,), figures (5,), counts_LE); see `Transformer.losses`. The first chunk takes no notice of x_TD."""
-
-    def __init__(self, model: Transformer, layers: tuple[int, int], *, is_first: bool, is_last: bool) -> None:
-        super().__init__()
-        self.model, self.is_first, self.is_last = model, is_first, is_last
-        self.first, self.stop = layers
-
-    def through(self, x_TD: Tensor, tokens: Tensor, segment: Tensor, position: Tensor, seed: Tensor) -> Any:
-        """The layers alone."""
-        if self.is_first:
-            x_TD = self.model.embedded(tokens)
-        return self.model.through(x_TD, self.first, self.stop, segment, position, seed)
-
-    def construct(
-        self,
-        x_TD: Tensor,
-        tokens: Tensor,
-        targets: Tensor,
-        segment: Tensor,
-        position: Tensor,
-        loss_weight: Tensor,
-        seed: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        x_TD, routed, _ = self.through(x_TD, tokens, segment, position, seed)
-        if self.is_last:
-            losses = self.model.losses(
-                self.model.norm(x_TD), routed, tokens, targets, segment, position, loss_weight, seed
-            )
-        else:
-            nothing = ops.zeros((1,), ms.float32)
-            losses = self.model.with_router_losses(nothing, nothing, routed, loss_weight)
-        total, ce, further, aux, z, counts_LE, dropped = losses
-        return x_TD, total, ops.concat((ce, further, aux, z, ops.cast(dropped, ms.float32))), counts_LE
 
 
 class _Forward(nn.Cell):
@@ -86,30 +50,16 @@ class _Backward(nn.Cell):
         self, chunk: Chunk, *, of_input: bool, weights: Sequence[Any], sums: Sequence[Any], reduction: Reduction
     ) -> None:
         super().__init__()
-        self.chunk, self.reduction = chunk, reduction
-        self.of_input, self.of_weights = of_input and not chunk.is_first, len(weights) > 0
-        self.nothing = ms.Tensor(np.zeros(1, np.float32))
-        parameters = ms.ParameterTuple(list(weights)) if weights else None
+        self.gradient, self.reduction = chunk_gradient(chunk, weights, of_input=of_input), reduction
+        self.of_weights = len(weights) > 0
         if self.of_weights:
             self.sums = ms.ParameterTuple(list(sums))
-        self.differentiate = ops.value_and_grad(self.objective, 0 if self.of_input else None, parameters, has_aux=True)
-
-    def objective(self, x_TD: Tensor, dy_TD: Tensor, scale: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What has the gradients of the loss that lies behind the chunk, and its own."""
-        y_TD, total, figures, counts_LE = self.chunk(x_TD, *inputs)
-        value = total * scale
-        if not self.chunk.is_last:
-            value = value + ops.sum(ops.cast(y_TD, ms.float32) * ops.cast(dy_TD, ms.float32))
-        return value, figures, counts_LE
 
     def construct(self, x_TD: Tensor, dy_TD: Tensor, scale: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        results, found = self.differentiate(x_TD, dy_TD, scale, *inputs)
-        figures, counts_LE = results[1], results[2]
+        dx_TD, figures, counts_LE, grads = self.gradient(x_TD, dy_TD, scale, *inputs)
         if not self.of_weights:
-            return ops.depend(found, results), figures, counts_LE
-        dx_TD, grads = found if self.of_input else (self.nothing, found)
-        # what happens to gradients waits for what only the figures need
-        grads = self.reduction.of_micro(ops.depend(grads, results))
+            return dx_TD, figures, counts_LE
+        grads = self.reduction.of_micro(grads)
         done = [ops.assign_add(self.sums[i], grads[i]) for i in range(len(grads))]
         return ops.depend(dx_TD, done), figures, counts_LE
 

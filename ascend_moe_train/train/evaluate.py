@@ -9,8 +9,9 @@ import numpy as np
 from mindspore import nn, ops
 
 from ascend_moe_train.data.loader import NOT_COUNTED, Batch, EvalLoader
+from ascend_moe_train.model.chunk import Chunk
 from ascend_moe_train.model.transformer import Transformer
-from ascend_moe_train.parallel.pipeline import Chunk, StageSite, chunks_of, through_stages
+from ascend_moe_train.parallel.pipeline import StageSite, chunks_of, through_stages
 from ascend_moe_train.train.metrics import EvalRecord
 from ascend_moe_train.train.ranks import Ranks
 from ascend_moe_train.train.step import batch_tensors

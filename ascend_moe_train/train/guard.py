@@ -12,8 +12,9 @@ import numpy as np
 from mindspore import nn, ops
 
 from ascend_moe_train.data.loader import Batch
+from ascend_moe_train.model.chunk import Chunk
 from ascend_moe_train.model.transformer import Transformer
-from ascend_moe_train.parallel.pipeline import Chunk, StageSite, chunks_of, through_stages
+from ascend_moe_train.parallel.pipeline import StageSite, chunks_of, through_stages
 from ascend_moe_train.train.config import GuardConfig
 from ascend_moe_train.train.ranks import Ranks
 from ascend_moe_train.train.state import TrainingState

@@ -14,6 +14,7 @@ from mindspore import nn, ops
 from numpy.typing import NDArray
 
 from ascend_moe_train.data.loader import Batch
+from ascend_moe_train.model.chunk import Chunk, chunk_gradient
 from ascend_moe_train.model.transformer import Transformer
 from ascend_moe_train.optim.adamw import AdamW
 from ascend_moe_train.optim.balance import BalanceBiases
@@ -48,20 +49,14 @@ class _Gradients(nn.Cell):
     Inputs are separate arguments: MindSpore takes a tuple of tensors for a constant and compiles anew at every call.
     """
 
-    def __init__(self, model: Transformer, parameters: Any) -> None:
+    def __init__(self, model: Transformer, weights: Sequence[Any]) -> None:
         super().__init__()
-        self.model = model
-        self.run = ops.value_and_grad(self.scaled, None, parameters, has_aux=True)
-
-    def scaled(self, scale: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-        total, ce, further, aux, z, counts_LE, dropped = self.model(*inputs)
-        figures = ops.concat((ce, further, aux, z, ops.cast(dropped, ms.float32)))
-        return total * scale, figures, counts_LE
+        chunk = Chunk(model, (0, len(model.layers)), is_first=True, is_last=True)
+        self.run = chunk_gradient(chunk, weights, of_input=False)
+        self.nothing = ms.Tensor(np.zeros(1, np.float32))
 
     def construct(self, scale: Tensor, *inputs: Tensor) -> Any:
-        results, grads = self.run(scale, *inputs)
-        # what happens to gradients waits for what only the figures need
-        return results[1], results[2], ops.depend(grads, results)
+        return self.run(self.nothing, self.nothing, scale, *inputs)[1:]
 
 
 class _Update(nn.Cell):
@@ -194,7 +189,7 @@ class TrainStep:
         self._balance = None if rate is None else BalanceBiases(model.buffers(), rate)
         reduction = LocalReduction() if reduction is None else reduction
         update = _Update(model, optimizer, reduction)
-        gradients = _Gradients(model, ms.ParameterTuple(list(differentiated or optimizer.weights)))
+        gradients = _Gradients(model, list(differentiated or optimizer.weights))
         self._whole: _WholeStep | None = None
         if make_passes is None and num_micro == 1:
             self._whole = _WholeStep(gradients, update)
