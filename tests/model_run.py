@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ascend_moe_train.errors import TrainingError
 from ascend_moe_train.model.config import LoraConfig, ModelConfig
-from ascend_moe_train.model.kernels.portable import numbers
+from ascend_moe_train.model.kernels.constants import numbers
 from ascend_moe_train.model.kernels.select import choose
 from ascend_moe_train.model.lora import apply_lora
 from ascend_moe_train.model.router import uniform_noise

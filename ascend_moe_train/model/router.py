@@ -6,7 +6,7 @@ import mindspore as ms
 from mindspore import nn, ops
 
 from ascend_moe_train.model.config import MoEConfig
-from ascend_moe_train.model.kernels.portable import numbers
+from ascend_moe_train.model.kernels.constants import numbers
 from ascend_moe_train.model.layers import empty
 
 Tensor = Any

@@ -12,7 +12,7 @@ import numpy as np
 from mindspore import ops
 from numpy.typing import NDArray
 
-from ascend_moe_train.model.kernels.portable import numbers
+from ascend_moe_train.model.kernels.constants import numbers
 from ascend_moe_train.model.kernels.protocol import Kernels
 from ascend_moe_train.parallel.comm import Collectives, Group, Tensor
 from ascend_moe_train.parallel.places import TokenOrder

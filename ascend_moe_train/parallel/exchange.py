@@ -11,7 +11,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import ops
 
-from ascend_moe_train.model.kernels.portable import numbers
+from ascend_moe_train.model.kernels.constants import numbers
 from ascend_moe_train.model.kernels.protocol import Kernels
 from ascend_moe_train.parallel.autodiff import exchange_rows
 from ascend_moe_train.parallel.comm import Collectives, Group, Tensor

@@ -12,7 +12,7 @@ import pytest
 from mindspore import nn
 from numpy.typing import NDArray
 
-from ascend_moe_train.model.kernels.portable import PART_QUERIES
+from ascend_moe_train.model.kernels.long_attention import BLOCK_QUERIES
 from ascend_moe_train.model.kernels.rounded import RoundedKernels
 from tests.model_run import kernels
 from tests.oracle.arrays import F64, Flags
@@ -24,7 +24,7 @@ SETS = ("portable", "native")
 # B, S, J, H, G, Z, Y
 SIZES = {
     "values of another size": (2, 70, 45, 4, 2, 6, 9),
-    "more than one block": (1, PART_QUERIES + 30, 33, 2, 1, 16, 8),
+    "more than one block": (1, BLOCK_QUERIES + 30, 33, 2, 1, 16, 8),
     "one query": (2, 1, 17, 3, 3, 4, 4),
 }
 

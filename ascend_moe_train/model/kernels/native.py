@@ -14,7 +14,8 @@ import numpy as np
 from mindspore import ops
 from mindspore.ops import constexpr, signature
 
-from ascend_moe_train.model.kernels.portable import PortableKernels, numbers
+from ascend_moe_train.model.kernels.constants import numbers
+from ascend_moe_train.model.kernels.portable import PortableKernels
 
 Tensor = Any
 Shape = list[int]

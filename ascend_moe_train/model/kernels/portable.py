@@ -6,23 +6,17 @@ Shape letters: see protocol.py; M rows of one block, Q blocks.
 from typing import Any
 
 import mindspore as ms
-import numpy as np
 from mindspore import ops
 from mindspore.ops import constexpr
 
 from ascend_moe_train.model.kernels.composed import ComposedKernels
+from ascend_moe_train.model.kernels.constants import numbers
+from ascend_moe_train.model.kernels.long_attention import BLOCK_QUERIES, SHORT_QUERIES, long_attention
+from ascend_moe_train.model.kernels.scores import along_keys, collected, part_scores, products, weighted
 
 Tensor = Any
 
 BLOCK_ROWS = 64
-# the scores of so many queries are in memory at once
-PART_QUERIES = 256
-
-
-@constexpr
-def numbers(size: int) -> Tensor:
-    """0 .. size - 1 as int32, made while the graph is compiled (ops.arange does not always infer its type there)."""
-    return ms.Tensor(np.arange(size, dtype=np.int32))
 
 
 def _place_among_equals(expert_N: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
@@ -46,55 +40,7 @@ def _expert_of_row(num_rows: int, counts_E: Tensor) -> Tensor:
 
 @constexpr
 def _blocks(num_queries: int) -> tuple[slice, ...]:
-    return tuple(slice(start, start + PART_QUERIES) for start in range(0, num_queries, PART_QUERIES))
-
-
-def _by_kv_head(x_BSHZ: Tensor, num_kv_heads: int) -> Tensor:
-    """(B, S, H, Z) -> (B * G, H / G * S, Z)."""
-    B, S, H, Z = x_BSHZ.shape
-    return ops.reshape(ops.transpose(x_BSHZ, (0, 2, 1, 3)), (B * num_kv_heads, H // num_kv_heads * S, Z))
-
-
-def _products(q_BSHZ: Tensor, k_BJGZ: Tensor) -> Tensor:
-    """Of each query with each key of its head: (B, H, S, J)."""
-    B, S, H, _ = q_BSHZ.shape
-    J, G = k_BJGZ.shape[1:3]
-    products = ops.BatchMatMul(transpose_b=True)(_by_kv_head(q_BSHZ, G), _by_kv_head(k_BJGZ, G))
-    return ops.reshape(products, (B, H, S, J))
-
-
-def _weighted(p_BHSJ: Tensor, v_BJGY: Tensor) -> Tensor:
-    """Sums over keys: (B, S, H, Y)."""
-    B, H, S, J = p_BHSJ.shape
-    G, Y = v_BJGY.shape[2:]
-    sums = ops.BatchMatMul()(ops.reshape(p_BHSJ, (B * G, H // G * S, J)), _by_kv_head(v_BJGY, G))
-    return ops.transpose(ops.reshape(sums, (B, H, S, Y)), (0, 2, 1, 3))
-
-
-def _collected(p_BHSJ: Tensor, x_BSHY: Tensor, like_BJGY: Tensor) -> Tensor:
-    """Sums over queries, and over the heads that share one of keys: (B, J, G, Y)."""
-    B, H, S, J = p_BHSJ.shape
-    G, Y = like_BJGY.shape[2:]
-    sums = ops.BatchMatMul(transpose_a=True)(ops.reshape(p_BHSJ, (B * G, H // G * S, J)), _by_kv_head(x_BSHY, G))
-    return ops.transpose(ops.reshape(sums, (B, G, J, Y)), (0, 2, 1, 3))
-
-
-def _part_scores(q_BSHZ: Tensor, k_BJGZ: Tensor, first_BS: Tensor, past_BS: Tensor) -> Tensor:
-    """Scaled, and unreachably low where a query does not see a key: (B, H, S, J)."""
-    scores = _products(q_BSHZ, k_BJGZ) * (q_BSHZ.shape[3] ** -0.5)
-    B, S = first_BS.shape
-    shape = (B, S, k_BJGZ.shape[1])
-    key = ops.broadcast_to(ops.cast(numbers(k_BJGZ.shape[1]), ms.float32), shape)
-    first = ops.broadcast_to(ops.expand_dims(ops.cast(first_BS, ms.float32), 2), shape)
-    past = ops.broadcast_to(ops.expand_dims(ops.cast(past_BS, ms.float32), 2), shape)
-    # how far a key is before the first that is seen, and after the last
-    distance = ops.relu(first - key) + ops.relu(key - past + 1.0)
-    return scores + ops.broadcast_to(ops.expand_dims(distance * -1e30, 1), scores.shape)
-
-
-def _along_keys(x_BHS: Tensor, scores: Tensor) -> Tensor:
-    """In the shape of scores. On CPUs MindSpore keeps 16 bytes for each result of a sum of tensors of two shapes."""
-    return ops.broadcast_to(ops.expand_dims(x_BHS, 3), scores.shape)
+    return tuple(slice(start, start + BLOCK_QUERIES) for start in range(0, num_queries, BLOCK_QUERIES))
 
 
 class PortableKernels(ComposedKernels):
@@ -129,6 +75,8 @@ class PortableKernels(ComposedKernels):
         window: int | None = None,
         sink_H: Tensor | None = None,
     ) -> Tensor:
+        if q_BSHZ.shape[1] > SHORT_QUERIES:
+            return long_attention(q_BSHZ, k_BSGZ, v_BSGY, segment_BS, window, sink_H)
         B, S, H, Z = q_BSHZ.shape
         G, Y = k_BSGZ.shape[2], v_BSGY.shape[3]
         q = ops.reshape(ops.transpose(q_BSHZ, (0, 2, 1, 3)), (B * G, H // G * S, Z))
@@ -157,11 +105,11 @@ class PortableKernels(ComposedKernels):
         for block in _blocks(q_BSHZ.shape[1]):
             # all that a block starts from waits, else MindSpore computes the scores of many at once
             q, first, past = [ops.depend(x[:, block], before) for x in (q_BSHZ, first_BS, past_BS)]
-            scores = _part_scores(q, k_BJGZ, first, past)
+            scores = part_scores(q, k_BJGZ, first, past)
             p = ops.softmax(scores, -1)
             # the largest probability is e^(largest score - logsumexp)
             log_sums.append(ops.amax(scores, -1) - ops.log(ops.amax(p, -1)))
-            outs.append(_weighted(p, v_BJGY))
+            outs.append(weighted(p, v_BJGY))
             before = outs[-1], log_sums[-1]
         return ops.concat(outs, 1), ops.concat(log_sums, 2)
 
@@ -181,13 +129,13 @@ class PortableKernels(ComposedKernels):
         before = k_BJGZ
         for block in _blocks(q_BSHZ.shape[1]):
             q, first, past, dout = [ops.depend(x[:, block], before) for x in (q_BSHZ, first_BS, past_BS, dout_BSHY)]
-            scores = _part_scores(q, k_BJGZ, first, past)
+            scores = part_scores(q, k_BJGZ, first, past)
             log_sum, dot = [ops.depend(x[:, :, block], before) for x in (log_sum_BHS, dot_BHS)]
-            p = ops.exp(scores - _along_keys(log_sum, scores))
-            dproduct = _products(dout, v_BJGY)
-            dscores = p * (dproduct - _along_keys(dot, scores)) * (q.shape[3] ** -0.5)
-            dq.append(_weighted(dscores, k_BJGZ))
-            dk, dv = dk + _collected(dscores, q, k_BJGZ), dv + _collected(p, dout, v_BJGY)
+            p = ops.exp(scores - along_keys(log_sum, scores))
+            dproduct = products(dout, v_BJGY)
+            dscores = p * (dproduct - along_keys(dot, scores)) * (q.shape[3] ** -0.5)
+            dq.append(weighted(dscores, k_BJGZ))
+            dk, dv = dk + collected(dscores, q, k_BJGZ), dv + collected(p, dout, v_BJGY)
             before = dq[-1], dk, dv
         return ops.concat(dq, 1), dk, dv
 

@@ -1,0 +1,15 @@
+"""Constants that are made while a graph is compiled."""
+
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore.ops import constexpr
+
+Tensor = Any
+
+
+@constexpr
+def numbers(size: int) -> Tensor:
+    """0 .. size - 1 as int32, made while the graph is compiled (ops.arange does not always infer its type there)."""
+    return ms.Tensor(np.arange(size, dtype=np.int32))
