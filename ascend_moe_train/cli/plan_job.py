@@ -56,12 +56,12 @@ def wanted(
     tree, origins, is_run = _tree(model, cluster)
     if data is not None:
         tree["data"] = {**_section(tree, "data"), **_corpus(data)}
-    for override in overrides:
-        apply_override(tree, override)
     _set(tree, "data", "seq_len", seq_len)
     _set(tree, "batch", "global_sequences", global_sequences)
     _set(tree, "batch", "micro_sequences", 1)
-    run = resolve(copy.deepcopy(_layout_free(tree)), origins, model, (), model_of_run)
+    run = resolve(copy.deepcopy(_layout_free(tree)), origins, f"--model {model}", overrides, model_of_run)
+    for override in overrides:
+        apply_override(tree, override)
     if precision is None:
         precision = run.run.precision if is_run or cluster.device.kind == "cpu" else "bf16"
     job = Job(
@@ -92,8 +92,8 @@ def _tree(model: str, cluster: "Cluster") -> tuple[dict[str, Any], dict[str, str
         if not isinstance(document.value, dict):
             raise ConfigError(f"{path}: a run file is a mapping of sections, such as run, model and data")
         return document.value, {key: f"{path}:{line}" for key, line in document.lines.items()}, True
-    if path.is_dir():
-        return _made(path.name or "model", _model_of_folder(path), cluster), {}, False
+    if model and path.is_dir():
+        return _made(path.resolve().name or "model", _model_of_folder(path), cluster), {}, False
     near = difflib.get_close_matches(model, PRESETS, 1)
     hint = f"did you mean {near[0]}? " if near else ""
     raise ConfigError(
@@ -143,7 +143,7 @@ def _corpus(folder: Path) -> dict[str, Any]:
 
 def _layout_free(tree: dict[str, Any]) -> dict[str, Any]:
     """Without the layout that the file has now, which need not be possible."""
-    return {name: section for name, section in tree.items() if name != "parallel"}
+    return {name: section for name, section in tree.items() if name not in ("parallel", "recompute")}
 
 
 def _section(tree: dict[str, Any], name: str) -> dict[str, Any]:

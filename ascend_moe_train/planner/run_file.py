@@ -12,6 +12,7 @@ from ascend_moe_train.planner.plan import Imbalance, Job, Plan, even_layers
 from ascend_moe_train.strict_yaml import Value
 
 # what of section `parallel` a plan does not choose, and so leaves as it was
+MAX_IMBALANCE = 100_000
 KEPT = ("bucket_bytes", "reduce_dtype", "deadlines")
 
 
@@ -20,11 +21,8 @@ def planned(
 ) -> dict[str, Value]:
     """A run file's tree with the sections that a plan chooses; what it says besides stays as it is.
 
-    Raises ConfigError if the run cannot be one: the plan is for other software, or the run says something else that
-    does not go with it.
+    Raises ConfigError if the run cannot be one: it says something else that does not go with the plan.
     """
-    if plan.recompute != "none":
-        raise ConfigError(f"recompute {plan.recompute}: a run file has no key for it; plan with --engine ours")
     found = copy.deepcopy(dict(tree))
     before = found.get("parallel")
     kept = {key: before[key] for key in KEPT if key in before} if isinstance(before, dict) else {}
@@ -32,6 +30,10 @@ def planned(
     if plan.stage_layers == even_layers(job.model.num_layers, len(plan.stage_layers)):
         chosen.pop("stage_layers", None)
     found["parallel"] = {**chosen, **kept}
+    found.pop("recompute", None)
+    if plan.recompute != "none":
+        layers = {} if plan.recompute_layers is None else {"layers": plan.recompute_layers}
+        found["recompute"] = {"policy": plan.recompute, **layers}
     sections: dict[str, dict[str, Value]] = {
         "batch": {"global_sequences": job.global_sequences, "micro_sequences": plan.micro_sequences},
         "data": {"seq_len": job.seq_len},
@@ -59,13 +61,17 @@ def plan_of_run(run: RunConfig, num_devices: int) -> Plan:
         num_devices=num_devices,
         stage_layers=tuple(stop - first for first, stop in bounds),
         micro_sequences=run.batch.micro_sequences,
+        recompute=run.recompute.policy,
+        recompute_layers=run.recompute.layers,
         **parallel,
     )
 
 
 def imbalance_of(worst: float | None) -> Imbalance:
     """Tokens of the busiest device through the mean, at worst; a step as a whole has three tenths of what is above 1,
-    as in the default."""
+    as in the default. Raises ConfigError."""
     if worst is None:
         return Imbalance()
+    if not 1 <= worst < MAX_IMBALANCE:
+        raise ConfigError(f"imbalance {worst}: the busiest through the mean is from 1 (balanced) to {MAX_IMBALANCE:,}")
     return Imbalance(expected=1 + 0.3 * (worst - 1), worst=worst)

@@ -7,14 +7,12 @@ from typing import Any, Literal, Self
 from ascend_moe_train.parallel.config import ScheduleName
 from ascend_moe_train.planner.hardware import Cluster
 from ascend_moe_train.planner.layers import Slice
-from ascend_moe_train.planner.plan import OURS, RECOMPUTE, Job, Plan, Recompute, check, even_layers
+from ascend_moe_train.planner.plan import RECOMPUTE, Job, Plan, Recompute, check, even_layers
 
 MAX_STAGES = 64
 MAX_CONTEXT = 64
 MAX_MICRO = 32
 MAX_CHUNKS = 8
-# what section `parallel` of a run can say of recomputation: nothing yet
-OUR_RECOMPUTE: tuple[Recompute, ...] = ("none",)
 Zero = Literal[0, 1, 2, 3]
 ZEROS: tuple[Zero, ...] = (0, 1, 2, 3)
 Variant = tuple[Zero, bool]
@@ -60,7 +58,6 @@ class Space:
             pp=tuple(n for n in sizes if n <= min(MAX_STAGES, model.num_layers)),
             chunks=tuple(range(1, MAX_CHUNKS + 1)),
             micro=tuple(n for n in _powers_of_two(MAX_MICRO) if job.global_sequences % n == 0),
-            recompute=OUR_RECOMPUTE if job.engine == OURS else RECOMPUTE,
             offload=(False,) if cluster.device.kind == "cpu" else (False, True),  # there it is the same memory
         )
         return replace(found, **limits)  # type: ignore[arg-type]  # names are those of the fields
@@ -116,7 +113,7 @@ class Space:
         for name, axis in {"tp": "tp", "ep": "ep", "expert_tp": Slice._fields[5], "pp": "pp"}.items():
             sizes = []
             for size in getattr(self, name):
-                reason = check(job, _alone(job, axis, size))
+                reason = check(replace(job, global_sequences=size), _alone(job, axis, size))
                 if reason is None:
                     sizes.append(size)
                 else:

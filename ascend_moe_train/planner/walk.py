@@ -23,6 +23,8 @@ from ascend_moe_train.planner.scored import Scored
 from ascend_moe_train.planner.space import Space, Variant, Zero
 from ascend_moe_train.planner.step_time import StepTime, time_of
 
+NEAREST = 24  # plans without room that are looked at
+
 
 class _Node(NamedTuple):
     """What is still to be opened: a cut, with `pp` also a number of stages, with `stage_layers` a whole pipeline."""
@@ -61,7 +63,7 @@ class Walk:
         self.rejections = Rejections()
         self.best: dict[tuple[int, ...], Scored] = {}
         self.seen: list[Scored] = []
-        self._too_big: list[Scored] = []
+        self._too_big: list[tuple[float, int, Plan]] = []
         self.num_plans = self.num_evaluated = 0
         self.space, refused = space.without_impossible(job)
         for label, reason in refused.items():
@@ -98,10 +100,13 @@ class Walk:
         return self.space.stages(self._job, cut)
 
     def nearest_too_big(self, step_s: float) -> Scored | None:
-        """Of the evaluated plans that do not fit and whose steps are shorter, the one that needs the least memory."""
-        faster = (each for each in self._too_big if each.time.step_s < step_s)
-        for each in sorted(faster, key=lambda each: each.memory.peak_bytes):
-            if check(self._job, each.plan) is None:
+        """A plan that does not fit and whose step is shorter, the one that needs the least memory of those that came
+        nearest to having room with all recomputed."""
+        nearest = heapq.nsmallest(NEAREST, self._too_big)
+        found = [Scored(plan=plan, memory=self._memory(plan), time=self._time(plan)) for _, _, plan in nearest]
+        for each in sorted(found, key=lambda each: each.memory.peak_bytes):
+            is_faster = each.time.step_s < step_s and not each.memory.fits(self._cluster.device)
+            if is_faster and check(self._job, each.plan) is None:
                 return each
         return None
 
@@ -130,7 +135,10 @@ class Walk:
                 self.rejections.too_big(_family(node.cut, pp), 0, min(least.values()), room, count=self._plans_of[pp])
                 continue
             self._lean[node.cut, pp] = tuple(each for each, size in least.items() if size <= room)
-            again = passes.forward_s[-(3 * len(passes.forward_s) // (2 * pp) + 2)] if self._repeats and pp > 1 else 0.0
+            again = 0.0
+            if self._repeats and pp > 1:  # all but the last virtual stage, which has no more than these layers
+                most = 3 * self._job.model.num_layers // (2 * pp) + 2
+                again = passes.forward_s[max(0, self._job.model.num_layers - most)]
             least_s = node.least_s + passes.slow * again * self._rounds(node.cut)
             heapq.heappush(self._heap, _Node(least_s, next(self._order), node.cut, pp))
 
@@ -151,13 +159,30 @@ class Walk:
     def _evaluate(self, node: _Node) -> None:
         """Every way to keep weights and states that may have room; of each, the least recomputation that fits."""
         refused = self._refused_variants(node)
+        allowed = []
         for zero, offload in self._lean[node.cut, node.pp]:
             if zero in refused:
                 self.rejections.add("impossible", f"ZeRO-{zero}, {node.schedule}", refused[zero])
-                continue
-            plan = self._plan(node, zero_stage=zero, offload_optimizer=offload)
+            else:
+                allowed.append(self._plan(node, zero_stage=zero, offload_optimizer=offload))
+        if not allowed:
+            return
+        leanest = max(allowed, key=lambda plan: (plan.zero_stage, plan.offload_optimizer))
+        leanest = replace(leanest, recompute=self.space.recompute[-1])
+        memory = self._memory(leanest)
+        if not self._has_room(leanest, memory, count=len(allowed) * len(self.space.recompute)):
+            self._too_big.append((memory.peak_bytes, next(self._order), allowed[0]))
+            return
+        beaten = (float("inf"), float("inf"))
+        for plan in allowed:
             time = self._time(plan)
-            if time.step_s < self.limit_s and (found := self._least_recomputed(plan, time)) is not None:
+            if time.step_s >= self.limit_s:
+                continue
+            pair = time.step_s, self._memory(plan).peak_bytes
+            if pair[0] >= beaten[0] and pair[1] >= beaten[1]:
+                continue  # longer and larger with nothing recomputed, and so with anything
+            beaten = min(beaten, pair)
+            if (found := self._least_recomputed(plan, time)) is not None:
                 self._keep(found)
 
     def _refused_variants(self, node: _Node) -> dict[Zero, str]:
@@ -199,10 +224,12 @@ class Walk:
         return min(options, key=lambda each: each.time.step_s, default=None)
 
     def _of_policy(self, plan: Plan, time: StepTime | None) -> Scored | None:
-        device = self._cluster.device
+        if time is None and self._time(replace(plan, recompute_layers=1)).step_s >= self.limit_s:
+            return None
         memory = self._memory(plan)
-        if not memory.fits(device):
-            self._count_too_big(plan, memory, time)
+        if not self._has_room(plan, memory):
+            if plan.recompute == "none":
+                self._too_big.append((memory.peak_bytes, next(self._order), plan))
             return None
         most = max(plan.stage_layers)
         if plan.recompute != "none" and self._limit_s is None:
@@ -210,20 +237,23 @@ class Walk:
             while high - low > 1:
                 middle = (low + high) // 2
                 found = self._memory(replace(plan, recompute_layers=middle))
-                if found.fits(device):
+                if found.fits(self._cluster.device):
                     high, memory = middle, found
                 else:
                     low = middle
             plan = replace(plan, recompute_layers=high) if high < most else plan
         return Scored(plan=plan, memory=memory, time=time if time is not None else self._time(plan))
 
-    def _count_too_big(self, plan: Plan, memory: Memory, time: StepTime | None) -> None:
-        needs, room = memory.peak_bytes, self._cluster.device.memory_bytes
+    def _has_room(self, plan: Plan, memory: Memory, count: int = 1) -> bool:
+        """Whether a plan fits; if not, it is counted, `count` times."""
+        device = self._cluster.device
+        if memory.fits(device):
+            return True
+        needs, room = memory.peak_bytes, device.memory_bytes
         if needs <= room:
-            needs, room = memory.host_bytes, self._cluster.device.host_memory_bytes
-        self.rejections.too_big(_family(plan, plan.pp), memory.fullest, needs, room)
-        if time is not None:
-            self._too_big.append(Scored(plan=plan, memory=memory, time=time))
+            needs, room = memory.host_bytes, device.host_memory_bytes
+        self.rejections.too_big(_family(plan, plan.pp), memory.fullest, needs, room, count=count)
+        return False
 
     def _keep(self, found: Scored) -> bool:
         """Whether the plan is possible; kept if it is the best of its layout."""

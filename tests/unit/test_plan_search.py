@@ -90,8 +90,8 @@ def small(job: Job, cluster: Cluster, **limits: Any) -> Space:
 @pytest.mark.parametrize(
     ("engine", "devices", "room", "limits"),
     [
-        ("ours", "8x910B", None, {"expert_tp": (1, 2)}),
-        ("ours", "8x910B", 0.7, {"expert_tp": (1, 2)}),
+        ("ours", "8x910B", None, {"expert_tp": (1, 2), "cp": (1,), "offload": (False,)}),
+        ("ours", "4x910B", 0.7, {"expert_tp": (1,), "recompute": ("none", "full")}),
         ("megatron", "4x910B", 0.6, {"zero": (0, 1), "cp": (1,)}),
         ("megatron", "4xA100", 0.5, {"zero": (0, 1, 3), "tp": (1, 2), "cp": (1,), "micro": (2, 4)}),
     ],
