@@ -218,7 +218,7 @@ def composed(count: int, seed: int) -> list[Case]:
     found: dict[str, Case] = {}
     while len(found) < count:
         pick = generator.choice
-        num_ranks = pick((2, 2, 4, 4, 4, 4, 4, 8))
+        num_ranks = pick((2, 2, 2, 2, 2, 2, 2, 4, 4, 4, 4, 4, 4, 4, 8))
         parallel: dict[str, Any] = {axis: pick((1, 1, 2)) for axis in _AXES[1:]}
         parallel |= {"pp": pick((1, 2, 2, 4)), "zero_stage": pick((0, 1, 1, 2, 3)), "bucket_bytes": pick((8192, 2**20))}
         parallel |= {"sequence_parallel": pick((False, parallel["tp"] > 1))}
@@ -232,7 +232,7 @@ def composed(count: int, seed: int) -> list[Case]:
         others = [f"{key}={value}" for key, value in parallel.items() if key not in (*_AXES, "bucket_bytes") and value]
         name = f"{num_ranks} ranks " + " ".join([*(f"{axis}{parallel[axis]}" for axis in mixed), *others])
         name = name.replace("sequence_parallel=True", "sp")
-        if model is None or name in found or len(mixed) < 2:
+        if model is None or name in found or len(mixed) < (1 if num_ranks == 2 else 2):
             continue
         LAYOUTS[name] = (num_ranks, parallel)
         recompute = pick(("none", "none", "full", "selective"))
