@@ -146,12 +146,16 @@ def _resized(
 
 def _searched(asked: "Wanted", cluster: "Cluster", imbalance: "Imbalance", options: dict[str, Any]) -> "Found":
     from ascend_moe_train.planner.search import search
+    from ascend_moe_train.planner.space import Space
 
+    is_elsewhere = options["system"] is not None and options["out"] is None
+    limits = {"schedules": ("1f1b", "interleaved")} if is_elsewhere else {}  # those that all of EXPORTS have
     return search(
         asked.job,
         cluster,
         objective="memory" if options["objective"] == "memory" else "throughput",
         imbalance=imbalance,
+        space=Space.of(asked.job, cluster, **limits),
         top=options["top"],
     )
 
