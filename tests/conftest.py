@@ -1,7 +1,9 @@
 """What several tests share."""
 
+import gc
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 # read while MindSpore is imported: see ascend_moe_train/cli/environment.py
@@ -21,3 +23,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def small_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A prepared corpus that nobody changes."""
     return make_corpus(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_graphs_leave() -> Iterator[None]:
+    """They are in cycles of references, and those of all modules fill some gigabytes."""
+    yield
+    gc.collect()
