@@ -54,7 +54,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "layout", [pytest.param(name, marks=pytest.mark.slow if ELSEWHERE[name][0] > 2 else ()) for name in ELSEWHERE]
+    "layout", [pytest.param(name, marks=pytest.mark.slow if ELSEWHERE[name][0] > 1 else ()) for name in ELSEWHERE]
 )
 def test_a_saved_run_goes_on_under_another_layout(
     layout: str, saved: Path, unbroken: list[float], tmp_path: Path, small_corpus: Path

@@ -130,14 +130,13 @@ def batches(cases: Iterable[Case]) -> dict[str, list[Case]]:
 
 
 NAMED = some_cases()
-IN_PAIRS = batches(case for case in NAMED if case.num_ranks == 2)
-IN_GROUPS = batches(case for case in NAMED if case.num_ranks > 2)
-MIXED, EVERY = batches(COMPOSED), batches(case for case in all_cases() if case not in NAMED)
+ONCE, MIXED, EVERY = batches(NAMED), batches(COMPOSED), batches(case for case in all_cases() if case not in NAMED)
 
 
-@pytest.mark.parametrize("batch", [*IN_PAIRS, *(pytest.param(name, marks=pytest.mark.slow) for name in IN_GROUPS)])
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", ONCE)
 def test_a_layout_trains_as_one_process_does(batch: str) -> None:
-    check((IN_PAIRS | IN_GROUPS)[batch])
+    check(ONCE[batch])
 
 
 @pytest.mark.parametrize("batch", MIXED)
