@@ -7,7 +7,7 @@ import argparse
 import subprocess
 import sys
 
-NAMES = ("step_speed", "convert", "collectives", "ranks", "pipeline")
+NAMES = ("step_speed", "convert", "collectives", "ranks", "pipeline", "recompute")
 
 
 def main() -> None:
