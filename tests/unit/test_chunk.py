@@ -15,6 +15,7 @@ from ascend_moe_train.model.config import ModelConfig
 from ascend_moe_train.model.transformer import Transformer
 from tests.kernel_checks import normal
 from tests.model_run import kernels
+from tests.ranks import run_ranks
 
 B, S, D, V = 2, 6, 8, 16
 # a dense layer between two with experts; router noise; an embedding that is the head too
@@ -78,22 +79,35 @@ def gradients(layers: tuple[int, int], num_recomputed: int, wanted: list[str] | 
     return [x.asnumpy().tobytes() for x in (dx_TD, figures, counts_LE, *found)]
 
 
-@pytest.mark.parametrize(
-    ("layers", "num_recomputed", "wanted", "of_input"),
-    [
-        ((0, 3), 3, None, False),
-        ((0, 3), 1, None, False),
-        ((0, 2), 2, ["layers.1.ffn.w2.weight", "layers.0.moe.experts.w13"], True),
-        ((1, 2), 1, None, True),
-        ((1, 3), 1, ["norm.weight", "embed.weight"], False),
-        ((1, 3), 2, [], True),
-    ],
-)
-def test_blocks_that_run_again_give_the_same_bits(
-    layers: tuple[int, int], num_recomputed: int, wanted: list[str] | None, of_input: bool
-) -> None:
-    kept = gradients(layers, 0, wanted, of_input=of_input)
-    assert gradients(layers, num_recomputed, wanted, of_input=of_input) == kept
+# layers, how many of them run again, weights whose gradients are wanted, whether the input's is
+CASES: list[tuple[tuple[int, int], int, list[str] | None, bool]] = [
+    ((0, 3), 3, None, False),
+    ((0, 3), 1, None, False),
+    ((0, 2), 2, ["layers.1.ffn.w2.weight", "layers.0.moe.experts.w13"], True),
+    ((1, 2), 1, None, True),
+    ((1, 3), 1, ["norm.weight", "embed.weight"], False),
+    ((1, 3), 2, [], True),
+]
+
+
+def on_rank(_: Any) -> list[bool]:
+    """Of each case whether the bits are the same."""
+    return [
+        gradients(layers, count, wanted, of_input=of_input) == gradients(layers, 0, wanted, of_input=of_input)
+        for layers, count, wanted, of_input in CASES
+    ]
+
+
+@pytest.fixture(scope="module")
+def are_same() -> list[bool]:
+    """From a process of its own: after some other graphs of the same process MindSpore now and then fails to compile
+    one of these, with an error that it calls its own (2.10)."""
+    return run_ranks(1, "tests.unit.test_chunk:on_rank", None, deadline_s=600)[0]
+
+
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_blocks_that_run_again_give_the_same_bits(case: int, are_same: list[bool]) -> None:
+    assert are_same[case]
 
 
 def test_blocks_that_run_again_come_first() -> None:
