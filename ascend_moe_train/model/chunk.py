@@ -4,6 +4,7 @@ A micro-batch's inputs are tokens, targets, segments and positions (B, S), loss_
 `Transformer.construct`.
 """
 
+import os
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
@@ -120,6 +121,9 @@ class RecomputedGradient(nn.Cell):
 
     def __init__(self, chunk: Chunk, weights: Sequence[Any], *, of_input: bool, count: int) -> None:
         super().__init__()
+        # types that are inferred while functions are still being read (MindSpore's default, 2.10) lose sight of weights
+        # where gradients of several functions are taken in one graph: now and then, or after certain other graphs
+        os.environ["MS_DEV_BOOST_INFER"] = "0"
         self.chunk, self.of_input, self.count = chunk, of_input and not chunk.is_first, count
         self.nothing = ms.Tensor(np.zeros(1, np.float32))
         blocks = [chunk.model.layers[i] for i in range(chunk.first, chunk.first + count)]

@@ -15,6 +15,9 @@ from mindspore import nn, ops
 from ascend_moe_train.parallel.comm import Collectives, Group, Operator, Tensor
 from ascend_moe_train.parallel.shaping import identity
 
+# the primitive: ops.zeros_like is a graph of its own, which MindSpore loses where a gradient is taken inside another
+zeros_like = ops.ZerosLike()
+
 
 class _Pair(nn.Cell):
     """One operator forward and its adjoint backward."""
@@ -44,7 +47,7 @@ class _ExchangeRows(nn.Cell):
 
     def bprop(self, x: Tensor, send_n: Tensor, recv_n: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
         dx = self.backward(ops.depend(dout, out), recv_n, send_n)
-        return dx, ops.zeros_like(send_n), ops.zeros_like(recv_n)
+        return dx, zeros_like(send_n), zeros_like(recv_n)
 
 
 class InOrder(nn.Cell):

@@ -24,6 +24,9 @@ from ascend_moe_train.parallel.places import own_places
 from ascend_moe_train.parallel.ring import Ring
 from ascend_moe_train.parallel.tensor import blocks
 
+# the primitive: ops.gather is a graph of its own, which MindSpore may lose in a bprop
+_rows_of = ops.Gather()
+
 
 def apply_context(model: Transformer, mesh: Mesh, config: RunConfig, collectives: Collectives) -> None:
     """Makes a model that of one rank of a cp group, which is given what `places.own_part` leaves of each batch.
@@ -79,10 +82,10 @@ class _Taken(nn.Cell):
         self.order, self.inverse = ms.Tensor(order), ms.Tensor(np.argsort(order).astype(np.int32))
 
     def construct(self, x: Tensor) -> Tensor:
-        return ops.gather(x, self.order, 1)
+        return _rows_of(x, self.order, 1)
 
     def bprop(self, x: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor]:
-        return (ops.gather(dout, self.inverse, 1),)
+        return (_rows_of(dout, self.inverse, 1),)
 
 
 class SequenceOrder:
@@ -115,7 +118,7 @@ class SequenceOrder:
 
     def own(self, x_BA: Tensor) -> Tensor:
         """This rank's places: (B, A) -> (B, S)."""
-        return ops.gather(x_BA, self.own_S, 1)
+        return _rows_of(x_BA, self.own_S, 1)
 
 
 class _Wrapped:

@@ -19,8 +19,9 @@ from ascend_moe_train.parallel.comm import Collectives, Tensor, Wire
 from ascend_moe_train.parallel.reduction import Late
 from ascend_moe_train.parallel.zero_costs import Uses
 
-# the primitive: ops.zeros_like is a graph of its own, which MindSpore loses when a gradient is taken inside another
-zeros_like = ops.ZerosLike()
+# primitives: ops.zeros_like and ops.concat are graphs of their own, which MindSpore loses where a gradient is taken
+# inside another
+zeros_like, join = ops.ZerosLike(), ops.Concat(0)
 
 # The weights that can be in parts only, by the cell that uses them.
 GATHERED: Mapping[type, tuple[str, ...]] = MappingProxyType(
@@ -50,9 +51,9 @@ class _Weight:
         """This rank's part of the summed gradient: (P,)."""
         flat = ops.depend(ops.reshape(gradient, (-1,)), after)
         if self.is_repeated:
-            flat = ops.concat((flat[: self.alone], self.sum_over_neighbours(flat[self.alone :])))
+            flat = join((flat[: self.alone], self.sum_over_neighbours(flat[self.alone :])))
         if self.num_zeros > 0:
-            flat = ops.concat((flat, ops.zeros((self.num_zeros,), flat.dtype)))
+            flat = join((flat, zeros_like(flat[: self.num_zeros])))
         return self.scatter(flat)
 
 

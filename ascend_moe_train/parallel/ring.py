@@ -14,6 +14,9 @@ from ascend_moe_train.model.kernels.protocol import Kernels
 from ascend_moe_train.parallel.comm import Collectives, Group, Tensor
 from ascend_moe_train.parallel.places import RingStep, own_places, ring_steps
 
+# primitives: ops.concat and the like are graphs of their own, which MindSpore may lose in a bprop
+_zeros_like, _beside = ops.ZerosLike(), ops.Concat(1)
+
 
 class _All:
     """All rows of dim 1. In these classes nothing is decided inside a graph: MindSpore loses branches of a bprop."""
@@ -39,7 +42,7 @@ class _First(_All):
 
     def put(self, x: Tensor, part: Tensor) -> Tensor:
         """x with the part as those rows."""
-        return ops.concat((part, x[:, self.size :]), 1)
+        return _beside((part, x[:, self.size :]))
 
 
 class _Last(_All):
@@ -54,7 +57,7 @@ class _Last(_All):
 
     def put(self, x: Tensor, part: Tensor) -> Tensor:
         """x with the part as those rows."""
-        return ops.concat((x[:, : self.start], part), 1)
+        return _beside((x[:, : self.start], part))
 
 
 def _rows(start: int, stop: int, size: int) -> _All:
@@ -129,7 +132,8 @@ class _Part(_Unseen):
     def bounds(self, start_BS: Tensor) -> tuple[Tensor, Tensor]:
         """The first key that each query sees and the one past the last, from where its document starts."""
         place = ops.maximum(self.queries.of(start_BS), self.lowest_1Q)
-        low, high = ops.ZerosLike()(place), ops.full_like(place, self.piece_size)
+        low = _zeros_like(place)
+        high = low + self.piece_size
         first = low
         for start in self.key_starts:
             first = first + ops.minimum(ops.maximum(place - start, low), high)
@@ -145,7 +149,7 @@ class _NoSinks:
 
     def gradient(self, sink_H: Tensor, log_sum: Tensor, dot: Tensor) -> Tensor:
         """That of the sinks."""
-        return ops.ZerosLike()(sink_H)
+        return _zeros_like(sink_H)
 
 
 class _Sinks(_NoSinks):
@@ -155,7 +159,7 @@ class _Sinks(_NoSinks):
         """See _NoSinks."""
         out, log_sum = result
         sink = ops.broadcast_to(ops.reshape(sink_H, (1, 1, -1)), log_sum.shape)
-        return _merged(result, (ops.ZerosLike()(out), sink))
+        return _merged(result, (_zeros_like(out), sink))
 
     def gradient(self, sink_H: Tensor, log_sum: Tensor, dot: Tensor) -> Tensor:
         """See _NoSinks."""
@@ -231,7 +235,7 @@ class Ring(nn.Cell):
         dk, dv = _parted(collected, k, v)
         dsink_H = self.sinks.gradient(sink_H, out[1], dot)
         dq = ops.cast(ops.depend(dq, collected), q.dtype)
-        return dq, ops.cast(dk, k.dtype), ops.cast(dv, v.dtype), ops.ZerosLike()(start_BS), dsink_H
+        return dq, ops.cast(dk, k.dtype), ops.cast(dv, v.dtype), _zeros_like(start_BS), dsink_H
 
     def pass_on(self, x_1N: Tensor) -> Tensor:
         """To the next rank; what comes is of the rank before."""
@@ -240,7 +244,7 @@ class Ring(nn.Cell):
 
 def _joined(k: Tensor, v: Tensor) -> Tensor:
     """As one row."""
-    return ops.concat((ops.reshape(k, (1, -1)), ops.reshape(v, (1, -1))), 1)
+    return _beside((ops.reshape(k, (1, -1)), ops.reshape(v, (1, -1))))
 
 
 def _parted(x_1N: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -22,6 +22,7 @@ SHORT_QUERIES = 512
 
 # primitives: functions of mindspore.ops are graphs of their own, which MindSpore loses inside another's gradient
 _zeros_like, _write_rows, _add_rows = ops.ZerosLike(), ops.TensorScatterUpdate(), ops.TensorScatterAdd()
+_rows_of, _softmax, _largest = ops.Gather(), ops.Softmax(-1), ops.ReduceMax()
 
 
 def long_attention(
@@ -61,9 +62,9 @@ class _InBlocks(nn.Cell):
             row_R = _rows(i, S)
             first, past = _taken(first_SB, row_R, (1, 0)), _taken(past_SB, row_R, (1, 0))
             scores = part_scores(_taken(q_SBHZ, row_R, (1, 0, 2, 3)), k_BSGZ, first, past)
-            p = ops.softmax(scores, -1)
+            p = _softmax(scores)
             # the largest probability is e^(largest score - logsumexp)
-            log_sum_BHR = ops.amax(scores, -1) - ops.log(ops.amax(p, -1))
+            log_sum_BHR = _largest(scores, -1) - ops.log(_largest(p, -1))
             row_R1 = ops.expand_dims(row_R, 1)
             out_SBHY = _write_rows(out_SBHY, row_R1, _places_first(weighted(p, v_BSGY)))
             log_sum_SBH = _write_rows(log_sum_SBH, row_R1, ops.transpose(log_sum_BHR, (2, 0, 1)))
@@ -117,7 +118,7 @@ def _rows(i: Tensor, S: int) -> Tensor:
 
 def _taken(x_S: Tensor, row_R: Tensor, order: tuple[int, ...]) -> Tensor:
     """Some rows, with the dims in another order."""
-    return ops.transpose(ops.gather(x_S, row_R, 0), order)
+    return ops.transpose(_rows_of(x_S, row_R, 0), order)
 
 
 def _places_first(x_BSHZ: Tensor) -> Tensor:

@@ -1,0 +1,78 @@
+"""Cells with a backward pass of their own call no function of MindSpore that is more than its operator.
+
+In such a cell MindSpore (2.10) may lose the graph of a function that decides something or makes its operator when it is
+called: the gradient does not compile then, sometimes, with an error that MindSpore calls its own.
+"""
+
+import ast
+import inspect
+import os
+from pathlib import Path
+
+os.environ.setdefault("GLOG_v", "3")
+
+import pytest
+from mindspore import ops
+
+PACKAGE = Path(__file__).parents[2] / "ascend_moe_train"
+DECIDES = (ast.If, ast.IfExp, ast.For, ast.While, ast.BoolOp)
+
+
+def is_plain(name: str) -> bool:
+    """Whether ops.`name` is an operator, or a function that only calls one."""
+    found = getattr(ops, name)
+    if not inspect.isfunction(found):
+        return True
+    (function,) = ast.parse(inspect.getsource(found)).body
+    nodes = [*ast.walk(function)]
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    return "_get_cache_prim" not in names and not any(isinstance(node, DECIDES) for node in nodes)
+
+
+def used(tree: ast.Module) -> dict[str, set[str]]:
+    """What a module's classes with a bprop use of `ops`, with the functions of the module that they call."""
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    found = {}
+    for cell in (node for node in tree.body if isinstance(node, ast.ClassDef)):
+        methods = [node for node in cell.body if isinstance(node, ast.FunctionDef) and node.name != "__init__"]
+        if not any(method.name == "bprop" for method in methods):
+            continue
+        todo: list[ast.AST] = [*methods]
+        seen: set[str] = set()
+        found[cell.name] = set()
+        while todo:
+            for node in ast.walk(todo.pop()):
+                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "ops":
+                    found[cell.name].add(node.attr)
+                elif isinstance(node, ast.Name) and node.id in functions and node.id not in seen:
+                    seen.add(node.id)
+                    todo.append(functions[node.id])
+    return found
+
+
+MODULES = [path for path in sorted(PACKAGE.rglob("*.py")) if "def bprop" in path.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_only_plain_operators(path: Path) -> None:
+    cells = used(ast.parse(path.read_text(encoding="utf-8")))
+    assert cells
+    assert {cell: names for cell, all_names in cells.items() if (names := {n for n in all_names if not is_plain(n)})} == {}
+
+
+def test_others_are_seen() -> None:
+    text = """
+class A:
+    def construct(self, x):
+        return f(x)
+    def bprop(self, x, out, dout):
+        return ops.exp(dout)
+def f(x):
+    return ops.gather(x, x, 0)
+"""
+    assert used(ast.parse(text)) == {"A": {"exp", "gather"}}
+    assert [name for name in ("exp", "gather", "full_like", "softmax", "Gather", "reshape") if not is_plain(name)] == [
+        "gather",
+        "full_like",
+        "softmax",
+    ]
