@@ -13,6 +13,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import nn, ops
 
+from ascend_moe_train.model.each import for_each
 from ascend_moe_train.model.transformer import Block, Transformer
 
 Tensor = Any
@@ -137,7 +138,8 @@ class RecomputedGradient(nn.Cell):
         self.of_weights, self.of_embedding = len(behind) > 0, len(embedding) > 0
         # where the gradient of each weight is among those of all parts; an embedding may have two
         found = [*behind, *chain.from_iterable(own), *embedding]
-        self.places = [[i for i, each in enumerate(found) if each is p] for p in weights]
+        places = [[i for i, each in enumerate(found) if each is p] for p in weights]
+        self.firsts, self.seconds = tuple(at[0] for at in places), tuple(at[-1] for at in places)
         self.objective = _Objective(chunk)
         positions = (0, 1) if any(self.is_moe) else 0
         self.run = ops.value_and_grad(self.behind, positions, _listed(behind), has_aux=True)
@@ -173,7 +175,8 @@ class RecomputedGradient(nn.Cell):
         grads = behind + own
         if self.of_embedding:
             grads = grads + self.gradient(self.chunk.enter, self.embedding[0])(x_TD, inputs[0], dx_TD)
-        grads = tuple([grads[at[0]] if len(at) == 1 else grads[at[0]] + grads[at[1]] for at in self.places])
+        if len(self.firsts) > 0:
+            grads = for_each(ops.partial(_added, grads), self.firsts, self.seconds)
         return dx_TD if self.of_input else self.nothing, results[1], results[2], ops.depend(grads, results)
 
     def through_again(
@@ -208,6 +211,10 @@ def chunk_gradient(chunk: Chunk, weights: Sequence[Any], *, of_input: bool) -> C
     if count == 0:
         return ChunkGradient(chunk, weights, of_input=of_input)
     return RecomputedGradient(chunk, weights, of_input=of_input, count=count)
+
+
+def _added(grads: tuple[Tensor, ...], first: int, second: int) -> Tensor:
+    return grads[first] if first == second else grads[first] + grads[second]
 
 
 def _listed(weights: Sequence[Any]) -> Any:

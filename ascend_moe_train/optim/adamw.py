@@ -8,6 +8,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import nn, ops
 
+from ascend_moe_train.model.each import for_each
 from ascend_moe_train.model.kernels.protocol import Kernels
 from ascend_moe_train.optim.config import OptimConfig
 
@@ -81,8 +82,12 @@ class AdamW(nn.Cell):
         clip = ops.minimum(self.clip_norm / (norm + 1e-6), ops.ones_like(norm))
         live = ops.concat((control[0:1], self.betas, control[1:3], clip * (1.0 / control[3])))
         scalars = ops.select(ops.broadcast_to(applied, live.shape), live, self.keep)
-        tokens = []
-        for i in range(len(grads)):
-            state = (self.weights[i], self.first[i], self.second[i])
-            tokens.append(self.kernels.adamw(state, grads[i], scalars, self.decays[i]))
+        update = ops.partial(self.update, scalars)
+        tokens = for_each(update, self.decays, self.weights, self.first, self.second, grads)
         return ops.depend(norm, tokens), ops.cast(applied, ms.float32)
+
+    def update(
+        self, scalars: Tensor, decays: bool, parameter: Tensor, first: Tensor, second: Tensor, grad: Tensor
+    ) -> Tensor:
+        """Of one weight: see `Kernels.adamw`."""
+        return self.kernels.adamw((parameter, first, second), grad, scalars, decays)

@@ -5,6 +5,8 @@ from typing import Any
 import mindspore as ms
 from mindspore import nn, ops
 
+from ascend_moe_train.model.each import for_each
+
 Tensor = Any
 
 
@@ -24,4 +26,4 @@ class BalanceBiases(nn.Cell):
     def construct(self, counts_LE: Tensor, applied: Tensor) -> Tensor:
         counts_LE = ops.cast(counts_LE, ms.float32)
         move_LE = ops.sign(ops.mean(counts_LE, 1, True) - counts_LE) * (self.rate * applied)
-        return ops.stack([ops.assign_add(self.biases[i], move_LE[i]) for i in range(len(self.biases))])
+        return ops.stack(for_each(ops.assign_add, self.biases, ops.Unstack()(move_LE)))

@@ -44,7 +44,7 @@ class _Weight:
 
     def whole(self, part_P: Tensor, after: Tensor) -> Tensor:
         """Put together, once `after` is there."""
-        flat = self.gather(self.late.value(part_P, after))
+        flat = self.gather(self.late.value(after, part_P))
         return ops.reshape(flat[: self.size] if self.num_zeros > 0 else flat, self.shape)
 
     def own(self, gradient: Tensor, after: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ascend_moe_train.config import RunConfig
 from ascend_moe_train.model.chunk import Chunk, chunk_gradient
 from ascend_moe_train.model.counts import moe_layers
+from ascend_moe_train.model.each import for_each
 from ascend_moe_train.model.transformer import Transformer
 from ascend_moe_train.optim.reduction import Reduction
 from ascend_moe_train.parallel.comm import Comm, Group, Tensor
@@ -60,7 +61,7 @@ class _Backward(nn.Cell):
         if not self.of_weights:
             return dx_TD, figures, counts_LE
         grads = self.reduction.of_micro(grads)
-        done = [ops.assign_add(self.sums[i], grads[i]) for i in range(len(grads))]
+        done = for_each(ops.assign_add, self.sums, grads)
         return ops.depend(dx_TD, done), figures, counts_LE
 
 

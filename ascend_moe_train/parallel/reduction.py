@@ -13,6 +13,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import nn, ops
 
+from ascend_moe_train.model.each import for_each, picked
 from ascend_moe_train.parallel.buckets import Bucket, Share
 from ascend_moe_train.parallel.comm import Collectives, Tensor, Wire
 from ascend_moe_train.parallel.zero_costs import ZeroPlan
@@ -28,9 +29,26 @@ class Late:
     def __init__(self) -> None:
         self.one = ms.Tensor(np.ones(1, np.float32))
 
-    def value(self, parameter: Tensor, after: Any) -> Tensor:
+    def value(self, after: Any, parameter: Tensor) -> Tensor:
         """Its bits."""
         return parameter * ops.depend(self.one, after)
+
+
+class _Apart(nn.Cell):
+    """A flat tensor -> pieces of these shapes."""
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        super().__init__()
+        self.shapes, self.sizes = tuple(shapes), tuple(prod(shape) for shape in shapes)
+        self.numbers = tuple(range(len(shapes)))
+
+    def construct(self, x: Tensor) -> tuple[Tensor, ...]:
+        pieces = ops.split(x, self.sizes, 0) if len(self.sizes) > 1 else (x,)
+        return for_each(self.shaped, self.numbers, pieces)
+
+    def shaped(self, number: int, piece: Tensor) -> Tensor:
+        """One of them."""
+        return ops.reshape(piece, self.shapes[number])
 
 
 class _ReduceBucket(nn.Cell):
@@ -46,21 +64,23 @@ class _ReduceBucket(nn.Cell):
         make = collectives.all_reduce if is_whole else collectives.reduce_scatter
         self.sum_over_group = make(first.group, wire=wire)
         self.places, self.num_rows = bucket, 1 if is_whole else first.group.size
-        self.shapes = tuple(shares[i].updated_shape for i in bucket)
-        self.sizes = tuple(prod(shape) for shape in self.shapes)
+        shapes = [shares[i].updated_shape for i in bucket]
         self.num_zeros = tuple(
-            self.num_rows * size - shares[i].size for i, size in zip(bucket, self.sizes, strict=True)
+            self.num_rows * prod(shape) - shares[i].size for i, shape in zip(bucket, shapes, strict=True)
         )
+        self.apart = _Apart(shapes)
 
     def construct(self, grads: tuple[Tensor, ...], after: Any) -> tuple[Tensor, ...]:
-        rows = []
-        for j in range(len(self.places)):
-            flat = ops.reshape(grads[self.places[j]], (-1,))
-            if self.num_zeros[j] > 0:
-                flat = ops.concat((flat, ops.zeros((self.num_zeros[j],), flat.dtype)))
-            rows.append(ops.reshape(flat, (self.num_rows, self.sizes[j])))
+        rows = for_each(self.row, self.num_zeros, picked(grads, self.places))
         x = ops.reshape(_side_by_side(rows), (-1,))
-        return _apart(self.sum_over_group(ops.depend(x, after)), self.sizes, self.shapes)
+        return self.apart(self.sum_over_group(ops.depend(x, after)))
+
+    def row(self, num_zeros: int, grad: Tensor) -> Tensor:
+        """One gradient as (n, part)."""
+        flat = ops.reshape(grad, (-1,))
+        if num_zeros > 0:
+            flat = ops.concat((flat, ops.zeros((num_zeros,), flat.dtype)))
+        return ops.reshape(flat, (self.num_rows, -1))
 
 
 class _RepeatedBucket(nn.Cell):
@@ -71,16 +91,21 @@ class _RepeatedBucket(nn.Cell):
         neighbours: Any = shares[bucket[0]].neighbours
         self.sum_over_neighbours = collectives.all_reduce(neighbours, wire=wire)
         self.places, self.starts = bucket, tuple(shares[i].size - shares[i].num_repeated for i in bucket)
-        self.shapes = tuple(shares[i].shape for i in bucket)
-        self.sizes = tuple(shares[i].num_repeated for i in bucket)
-        self.flat_shapes = tuple((size,) for size in self.sizes)
+        self.apart = _Apart([(shares[i].num_repeated,) for i in bucket])
 
     def construct(self, grads: tuple[Tensor, ...], after: Any) -> tuple[Tensor, ...]:
-        flat = [ops.reshape(grads[i], (-1,)) for i in self.places]
-        x = _joined([flat[j][self.starts[j] :] for j in range(len(flat))])
-        sums = _apart(self.sum_over_neighbours(ops.depend(x, after)), self.sizes, self.flat_shapes)
-        whole = [ops.concat((flat[j][: self.starts[j]], sums[j])) for j in range(len(flat))]
-        return tuple([ops.reshape(whole[j], self.shapes[j]) for j in range(len(flat))])
+        grads = picked(grads, self.places)
+        x = _joined(for_each(self.repeated, self.starts, grads))
+        sums = self.apart(self.sum_over_neighbours(ops.depend(x, after)))
+        return for_each(self.with_sum, self.starts, grads, sums)
+
+    def repeated(self, start: int, grad: Tensor) -> Tensor:
+        """What of one gradient neighbours have too: flat."""
+        return ops.reshape(grad, (-1,))[start:]
+
+    def with_sum(self, start: int, grad: Tensor, summed: Tensor) -> Tensor:
+        """One gradient with that."""
+        return ops.reshape(ops.concat((ops.reshape(grad, (-1,))[:start], summed)), grad.shape)
 
 
 class _GatherBucket(nn.Cell):
@@ -92,18 +117,23 @@ class _GatherBucket(nn.Cell):
         self.gather, self.num_rows, self.late = collectives.all_gather(group), group.size, Late()
         self.places = tuple(places[i] for i in bucket)
         self.parts = tuple(shares[i].part for i in bucket)
-        self.sizes = tuple(shares[i].size for i in bucket)
         self.shapes = tuple(shares[i].shape for i in bucket)
         # a cut that takes everything costs more than all the rest
-        self.are_cut = tuple(share.part * group.size > share.size for share in (shares[i] for i in bucket))
+        self.cuts = tuple(s.size if s.part * group.size > s.size else 0 for s in (shares[i] for i in bucket))
+        self.numbers = tuple(range(len(bucket)))
 
     def construct(self, parts: tuple[Tensor, ...], after: Any) -> tuple[Tensor, ...]:
-        x = self.gather(_joined([self.late.value(parts[i], after) for i in self.places]))
-        x = ops.reshape(x, (self.num_rows, -1))
+        late = for_each(ops.partial(self.late.value, after), picked(parts, self.places))
+        x = ops.reshape(self.gather(_joined(late)), (self.num_rows, -1))
         columns = ops.split(x, self.parts, 1) if len(self.parts) > 1 else (x,)
-        flat = [ops.reshape(column, (-1,)) for column in columns]
-        flat = [flat[j][: self.sizes[j]] if self.are_cut[j] else flat[j] for j in range(len(flat))]
-        return tuple([ops.reshape(flat[j], self.shapes[j]) for j in range(len(flat))])
+        return for_each(self.whole, self.numbers, self.cuts, columns)
+
+    def whole(self, number: int, cut: int, column: Tensor) -> Tensor:
+        """One tensor, without the zeros at its end."""
+        flat = ops.reshape(column, (-1,))
+        if cut > 0:
+            flat = flat[:cut]
+        return ops.reshape(flat, self.shapes[number])
 
 
 class ShardedReduction(nn.Cell):
@@ -159,22 +189,17 @@ class ShardedReduction(nn.Cell):
             after = bucket(grads, after)
             found = found + after
         found = found + grads
-        grads = tuple([found[i] for i in self.repeated_order])
+        grads = picked(found, self.repeated_order)
         found = ()
         for bucket in self.reduced:
             after = bucket(grads, after)
             found = found + after
         found = found + grads
-        return tuple([found[i] for i in self.reduced_order])
+        return picked(found, self.reduced_order)
 
     def counted(self, grads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Without what a neighbour counts."""
-        return tuple(
-            [
-                ops.reshape(grads[i], (-1,))[: self.cuts[i]] if self.cuts[i] > 0 else grads[i]
-                for i in range(len(self.cuts))
-            ]
-        )
+        return for_each(_first, self.cuts, grads)
 
     def across(self, figures: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
         """One all_reduce over the world, in fp32."""
@@ -192,7 +217,7 @@ class ShardedReduction(nn.Cell):
         place = 0
         for bucket in self.published:
             values = bucket(parts, after)
-            after = [ops.assign(self.weights[place + j], values[j]) for j in range(len(values))]
+            after = for_each(ops.assign, self.weights[place : place + len(values)], values)
             place = place + len(values)
         return ops.depend(done, after)
 
@@ -204,15 +229,13 @@ def _order(buckets: Sequence[Bucket], count: int) -> tuple[int, ...]:
     return tuple(found.get(place, len(results) + place) for place in range(count))
 
 
-def _joined(flat: list[Tensor]) -> Tensor:
+def _first(count: int, grad: Tensor) -> Tensor:
+    return ops.reshape(grad, (-1,))[:count] if count > 0 else grad
+
+
+def _joined(flat: tuple[Tensor, ...]) -> Tensor:
     return ops.concat(flat) if len(flat) > 1 else flat[0]
 
 
-def _side_by_side(rows: list[Tensor]) -> Tensor:
+def _side_by_side(rows: tuple[Tensor, ...]) -> Tensor:
     return ops.concat(rows, 1) if len(rows) > 1 else rows[0]
-
-
-def _apart(x: Tensor, sizes: tuple[int, ...], shapes: tuple[tuple[int, ...], ...]) -> tuple[Tensor, ...]:
-    """A flat tensor cut into pieces of these sizes, in these shapes."""
-    pieces = ops.split(x, sizes, 0) if len(sizes) > 1 else (x,)
-    return tuple([ops.reshape(pieces[j], shapes[j]) for j in range(len(sizes))])

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ascend_moe_train.data.loader import Batch
 from ascend_moe_train.model.chunk import Chunk, chunk_gradient
+from ascend_moe_train.model.each import for_each
 from ascend_moe_train.model.transformer import Transformer
 from ascend_moe_train.optim.adamw import AdamW
 from ascend_moe_train.optim.balance import BalanceBiases
@@ -70,7 +71,7 @@ class _Update(nn.Cell):
 
     def construct(self, grads: tuple[Tensor, ...], figures: Tensor, control: Tensor) -> Any:
         grads = self.reduction.of_step(grads)
-        square_P = ops.concat([self.optimizer.kernels.square_sum(g) for g in self.reduction.counted(grads)])
+        square_P = ops.concat(for_each(self.optimizer.kernels.square_sum, self.reduction.counted(grads)))
         figures, square_P = self.reduction.across(figures, square_P)
         total = self.model.total_loss(figures[0:1], figures[1:2], figures[2:3], figures[3:4])
         norm, applied = self.optimizer(grads, ops.sum(square_P).reshape((1,)), total, control)
@@ -102,7 +103,7 @@ class _Accumulate(nn.Cell):
     def construct(self, scale: Tensor, *inputs: Tensor) -> Any:
         figures, counts_LE, grads = self.gradients(scale, *inputs)
         grads = self.reduction.of_micro(grads)
-        done = [ops.assign_add(self.sums[i], grads[i]) for i in range(len(grads))]
+        done = for_each(ops.assign_add, self.sums, grads)
         return ops.depend(figures, done), counts_LE
 
 
@@ -114,9 +115,11 @@ class _Clear(nn.Cell):
         self.sums, self.zero = sums, ms.Tensor(np.zeros(1, np.float32))
 
     def construct(self, after: Tensor) -> Tensor:
-        # zeros of the sums' shape would be constants, which wait for nothing
-        cleared = [ops.assign(s, ops.broadcast_to(ops.depend(self.zero, after), s.shape)) for s in self.sums]
-        return ops.depend(after, cleared)
+        return ops.depend(after, for_each(ops.partial(self.one, after), self.sums))
+
+    def one(self, after: Tensor, summed: Tensor) -> Tensor:
+        """Of one tensor; zeros of its shape would be constants, which wait for nothing."""
+        return ops.assign(summed, ops.broadcast_to(ops.depend(self.zero, after), summed.shape))
 
 
 class _UpdateFromSums(nn.Cell):

@@ -94,8 +94,8 @@ CASES: list[tuple[tuple[int, int], int, list[str] | None, bool]] = [
 
 
 def on_rank(_: Any) -> list[bool]:
-    """Of each case whether the bits are the same, after a graph that must not matter: a model that is called twice, with
-    two layers of experts that drop by position."""
+    """Of each case whether the bits are the same, after a graph that must not matter: a model that is called twice,
+    with two layers of experts that drop by position."""
     before = next(
         case
         for case in MODEL_CASES.values()

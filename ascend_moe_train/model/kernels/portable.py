@@ -239,7 +239,7 @@ class PortableKernels(ComposedKernels):
 
     def adamw(self, state: tuple[Tensor, Tensor, Tensor], grad: Tensor, scalars: Tensor, decays: bool) -> Tensor:
         parameter, first, second = state
-        lr, beta1, beta2, one_minus_beta1, one_minus_beta2, eps, decay, scale = [scalars[i] for i in range(8)]
+        lr, beta1, beta2, one_minus_beta1, one_minus_beta2, eps, decay, scale = ops.Unstack()(scalars)
         # a skipped step has scale 0, and 0 * inf would be NaN
         g = ops.select(ops.broadcast_to(scale > 0, grad.shape), grad * scale, ops.zeros_like(grad))
         m = beta1 * first + one_minus_beta1 * g
