@@ -21,9 +21,9 @@ class BalanceBiases(nn.Cell):
     def __init__(self, biases: list[tuple[str, Any]], rate: float) -> None:
         super().__init__()
         self.biases = ms.ParameterTuple([parameter for _, parameter in biases])
-        self.rate = rate
+        self.rate, self.by_layer = rate, ops.Unstack()
 
     def construct(self, counts_LE: Tensor, applied: Tensor) -> Tensor:
         counts_LE = ops.cast(counts_LE, ms.float32)
         move_LE = ops.sign(ops.mean(counts_LE, 1, True) - counts_LE) * (self.rate * applied)
-        return ops.stack(for_each(ops.assign_add, self.biases, ops.Unstack()(move_LE)))
+        return ops.stack(for_each(ops.assign_add, self.biases, self.by_layer(move_LE)))

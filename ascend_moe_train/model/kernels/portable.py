@@ -18,6 +18,14 @@ Tensor = Any
 
 BLOCK_ROWS = 64
 
+# primitives that are made in a graph take longer to compile
+_matmul, _batch_matmul, _batch_matmul_t = (
+    ops.MatMul(transpose_b=True),
+    ops.BatchMatMul(),
+    ops.BatchMatMul(transpose_b=True),
+)
+_unstack, _zeros_like = ops.Unstack(), ops.ZerosLike()
+
 
 def _place_among_equals(expert_N: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     """Place of each assignment among those of its expert, in order, and counts per expert."""
@@ -49,7 +57,7 @@ class PortableKernels(ComposedKernels):
     name = "portable"
 
     def matmul(self, x_TD: Tensor, w_FD: Tensor) -> Tensor:
-        return ops.MatMul(transpose_b=True)(x_TD, w_FD)
+        return _matmul(x_TD, w_FD)
 
     def embed(self, token_T: Tensor, w_VD: Tensor) -> Tensor:
         return ops.gather(w_VD, token_T, 0)
@@ -82,7 +90,7 @@ class PortableKernels(ComposedKernels):
         q = ops.reshape(ops.transpose(q_BSHZ, (0, 2, 1, 3)), (B * G, H // G * S, Z))
         k = ops.reshape(ops.transpose(k_BSGZ, (0, 2, 1, 3)), (B * G, S, Z))
         v = ops.reshape(ops.transpose(v_BSGY, (0, 2, 1, 3)), (B * G, S, Y))
-        scores = ops.reshape(ops.BatchMatMul(transpose_b=True)(q, k), (B, H, S, S)) * (Z**-0.5)
+        scores = ops.reshape(_batch_matmul_t(q, k), (B, H, S, S)) * (Z**-0.5)
         place_S = numbers(S)
         back_SS = ops.expand_dims(place_S, 1) - ops.expand_dims(place_S, 0)
         seen_SS = back_SS >= 0 if window is None else ops.logical_and(back_SS >= 0, back_SS < window)
@@ -94,7 +102,7 @@ class PortableKernels(ComposedKernels):
             p = ops.softmax(ops.concat((scores, sink), -1), -1)[..., :S]
         else:
             p = ops.softmax(scores, -1)
-        out = ops.BatchMatMul()(ops.reshape(p, (B * G, H // G * S, S)), v)
+        out = _batch_matmul(ops.reshape(p, (B * G, H // G * S, S)), v)
         return ops.transpose(ops.reshape(out, (B, H, S, Y)), (0, 2, 1, 3))
 
     def attention_part(
@@ -125,7 +133,7 @@ class PortableKernels(ComposedKernels):
         past_BS: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Probabilities are computed again, a block of queries after the other."""
-        dq, dk, dv = [], ops.ZerosLike()(k_BJGZ), ops.ZerosLike()(v_BJGY)
+        dq, dk, dv = [], _zeros_like(k_BJGZ), _zeros_like(v_BJGY)
         before = k_BJGZ
         for block in _blocks(q_BSHZ.shape[1]):
             q, first, past, dout = [ops.depend(x[:, block], before) for x in (q_BSHZ, first_BS, past_BS, dout_BSHY)]
@@ -218,7 +226,7 @@ class PortableKernels(ComposedKernels):
         end_block_E = ops.cumsum(blocks_E, 0)
         expert_Q = ops.sum(ops.cast(ops.expand_dims(block_Q, 1) >= ops.expand_dims(end_block_E, 0), ms.int32), 1)
         expert_Q = ops.cast(ops.minimum(expert_Q, ops.full_like(expert_Q, E - 1)), ms.int32)
-        y_QMF = ops.BatchMatMul()(x_QMD, ops.gather(w_EDF, expert_Q, 0))
+        y_QMF = _batch_matmul(x_QMD, ops.gather(w_EDF, expert_Q, 0))
         y_padded = ops.concat((ops.reshape(y_QMF, (Q * M, F)), ops.zeros((1, F), x_RD.dtype)), 0)
         return ops.gather(y_padded, place_R, 0)
 
@@ -239,7 +247,7 @@ class PortableKernels(ComposedKernels):
 
     def adamw(self, state: tuple[Tensor, Tensor, Tensor], grad: Tensor, scalars: Tensor, decays: bool) -> Tensor:
         parameter, first, second = state
-        lr, beta1, beta2, one_minus_beta1, one_minus_beta2, eps, decay, scale = ops.Unstack()(scalars)
+        lr, beta1, beta2, one_minus_beta1, one_minus_beta2, eps, decay, scale = _unstack(scalars)
         # a skipped step has scale 0, and 0 * inf would be NaN
         g = ops.select(ops.broadcast_to(scale > 0, grad.shape), grad * scale, ops.zeros_like(grad))
         m = beta1 * first + one_minus_beta1 * g

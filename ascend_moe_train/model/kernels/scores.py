@@ -11,6 +11,7 @@ Tensor = Any
 
 # the primitive: ops.relu is a graph of its own, which MindSpore loses when a gradient is taken inside another
 _relu = ops.ReLU()
+_matmul, _matmul_t, _t_matmul = ops.BatchMatMul(), ops.BatchMatMul(transpose_b=True), ops.BatchMatMul(transpose_a=True)
 
 
 def by_kv_head(x_BSHZ: Tensor, num_kv_heads: int) -> Tensor:
@@ -23,7 +24,7 @@ def products(q_BSHZ: Tensor, k_BJGZ: Tensor) -> Tensor:
     """Of each query with each key of its head: (B, H, S, J)."""
     B, S, H, _ = q_BSHZ.shape
     J, G = k_BJGZ.shape[1:3]
-    found = ops.BatchMatMul(transpose_b=True)(by_kv_head(q_BSHZ, G), by_kv_head(k_BJGZ, G))
+    found = _matmul_t(by_kv_head(q_BSHZ, G), by_kv_head(k_BJGZ, G))
     return ops.reshape(found, (B, H, S, J))
 
 
@@ -31,7 +32,7 @@ def weighted(p_BHSJ: Tensor, v_BJGY: Tensor) -> Tensor:
     """Sums over keys: (B, S, H, Y)."""
     B, H, S, J = p_BHSJ.shape
     G, Y = v_BJGY.shape[2:]
-    sums = ops.BatchMatMul()(ops.reshape(p_BHSJ, (B * G, H // G * S, J)), by_kv_head(v_BJGY, G))
+    sums = _matmul(ops.reshape(p_BHSJ, (B * G, H // G * S, J)), by_kv_head(v_BJGY, G))
     return ops.transpose(ops.reshape(sums, (B, H, S, Y)), (0, 2, 1, 3))
 
 
@@ -39,7 +40,7 @@ def collected(p_BHSJ: Tensor, x_BSHY: Tensor, like_BJGY: Tensor) -> Tensor:
     """Sums over queries, and over the heads that share one of keys: (B, J, G, Y)."""
     B, H, S, J = p_BHSJ.shape
     G, Y = like_BJGY.shape[2:]
-    sums = ops.BatchMatMul(transpose_a=True)(ops.reshape(p_BHSJ, (B * G, H // G * S, J)), by_kv_head(x_BSHY, G))
+    sums = _t_matmul(ops.reshape(p_BHSJ, (B * G, H // G * S, J)), by_kv_head(x_BSHY, G))
     return ops.transpose(ops.reshape(sums, (B, G, J, Y)), (0, 2, 1, 3))
 
 
