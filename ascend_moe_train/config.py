@@ -71,6 +71,8 @@ class RunConfig(Part):
                 f"recompute.layers {self.recompute.layers}: the model has {self.model.num_layers} layers "
                 "(model.num_layers); null is all of them"
             )
+        if self.recompute.kept == "block_inputs" and self.parallel.pp == 1:
+            raise ValueError("recompute.kept 'block_inputs' is for pipeline stages: parallel.pp is 1, leave it out")
         top_k = self.model.moe.top_k if self.model.moe is not None else 1
         assignments = self.batch.micro_sequences * self.data.seq_len * top_k
         if assignments >= MAX_ASSIGNMENTS:

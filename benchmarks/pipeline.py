@@ -36,6 +36,11 @@ VARIANTS: Mapping[str, tuple[int, tuple[str, ...]]] = {
     "pp2, 1f1b": (2, ("parallel.pp=2",)),
     "pp2, interleaved, 2 chunks": (2, ("parallel.pp=2", "parallel.schedule=interleaved", "parallel.chunks=2")),
     "pp2, zero_bubble": (2, ("parallel.pp=2", "parallel.schedule=zero_bubble")),
+    "pp2, 1f1b, full": (2, ("parallel.pp=2", "recompute.policy=full")),
+    "pp2, 1f1b, full, block inputs kept": (
+        2,
+        ("parallel.pp=2", "recompute.policy=full", "recompute.kept=block_inputs"),
+    ),
     "pp4, 1f1b": (4, ("parallel.pp=4",)),
     "pp4, zero_bubble": (4, ("parallel.pp=4", "parallel.schedule=zero_bubble")),
 }

@@ -116,11 +116,50 @@ class _Again(nn.Cell):
         return self.gradient(self.run)(*inputs, sens)[0], ()
 
 
+class KeepingForward(nn.Cell):
+    """(x_TD, inputs) -> x_TD of a chunk, and all that `RecomputedGradient` needs of its first `count` blocks: the last
+    one's output, inputs of all, and of those with experts the router figures that have gradients, and the others."""
+
+    def __init__(self, chunk: Chunk, count: int) -> None:
+        super().__init__()
+        self.chunk, self.count = chunk, count
+        self.is_moe = [chunk.model.layers[chunk.first + i].is_moe for i in range(count)]
+
+    def through(self, x_TD: Tensor, *inputs: Tensor) -> tuple[Tensor, Any, Any, Any]:
+        """-> output of the last of the blocks, inputs of all, and figures of both kinds, in pairs."""
+        context = (inputs[2], *self.chunk.model.turns(inputs[3]), inputs[5])
+        y_TD = self.chunk.enter(x_TD, inputs[0])
+        kept: tuple[Tensor, ...] = ()
+        graded: tuple[Tensor, ...] = ()
+        counted: tuple[Tensor, ...] = ()
+        for i in range(self.count):
+            kept = (*kept, y_TD)
+            y_TD, figures = self.chunk.model.layers[self.chunk.first + i](y_TD, *context)
+            if self.is_moe[i]:
+                graded, counted = (*graded, figures[0], figures[1]), (*counted, figures[2], figures[3])
+        return y_TD, kept, graded, counted
+
+    def construct(self, x_TD: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        y_TD, kept, graded, counted = self.through(x_TD, *inputs)
+        first, stop = self.chunk.first + self.count, self.chunk.stop
+        x_TD, _, _ = self.chunk.model.through(y_TD, first, stop, inputs[2], inputs[3], inputs[5])
+        return x_TD, y_TD, *kept, *graded, *counted
+
+    def given(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, Any, Any, Any]:
+        """What `through` returns, from what `construct` returns behind x_TD."""
+        after_kept = 1 + self.count
+        after_graded = after_kept + 2 * sum(self.is_moe)
+        return tensors[0], tensors[1:after_kept], tensors[after_kept:after_graded], tensors[after_graded:]
+
+
 class RecomputedGradient(nn.Cell):
     """The same as `ChunkGradient`, bit for bit. Of the first `count` blocks it keeps the input alone, and each of these
-    runs again before its backward pass (Chen et al., 2016, section 4)."""
+    runs again before its backward pass (Chen et al., 2016, section 4). `is_given`: what `KeepingForward` kept comes
+    behind the inputs, else the backward pass begins with a forward pass."""
 
-    def __init__(self, chunk: Chunk, weights: Sequence[Any], *, of_input: bool, count: int) -> None:
+    def __init__(
+        self, chunk: Chunk, weights: Sequence[Any], *, of_input: bool, count: int, is_given: bool = False
+    ) -> None:
         super().__init__()
         # types that are inferred while functions are still being read (MindSpore's default, 2.10) lose sight of weights
         # where gradients of several functions are taken in one graph: now and then, or after certain other graphs
@@ -128,7 +167,8 @@ class RecomputedGradient(nn.Cell):
         self.chunk, self.of_input, self.count = chunk, of_input and not chunk.is_first, count
         self.nothing = ms.Tensor(np.zeros(1, np.float32))
         blocks = [chunk.model.layers[i] for i in range(chunk.first, chunk.first + count)]
-        self.is_moe = [block.is_moe for block in blocks]
+        self.forward, self.is_given = KeepingForward(chunk, count), is_given
+        self.is_moe = self.forward.is_moe
         own = [_among(weights, block.get_parameters()) for block in blocks]
         self.again = [_Again(block, each) for block, each in zip(blocks, own, strict=True)]
         embedding = _among(weights, [chunk.model.embed.weight]) if chunk.is_first else []
@@ -158,16 +198,10 @@ class RecomputedGradient(nn.Cell):
         return self.objective.of_results(self.chunk.leave(x_TD, routed + more, *inputs), dy_TD, scale)
 
     def construct(self, x_TD: Tensor, dy_TD: Tensor, scale: Tensor, *inputs: Tensor) -> tuple[Any, ...]:
+        found = self.forward.given(inputs[6:]) if self.is_given else self.forward.through(x_TD, *inputs)
+        y_TD, kept, graded, counted = found
+        inputs = inputs[:6]
         context = (inputs[2], *self.chunk.model.turns(inputs[3]), inputs[5])
-        y_TD = self.chunk.enter(x_TD, inputs[0])
-        kept: tuple[Tensor, ...] = ()
-        graded: tuple[Tensor, ...] = ()
-        counted: tuple[Tensor, ...] = ()
-        for i in range(self.count):
-            kept = (*kept, y_TD)
-            y_TD, figures = self.chunk.model.layers[self.chunk.first + i](y_TD, *context)
-            if self.is_moe[i]:
-                graded, counted = (*graded, figures[0], figures[1]), (*counted, figures[2], figures[3])
         results, found = self.run(y_TD, graded, counted, dy_TD, scale, *inputs)
         found, behind = found if self.of_weights else (found, ())
         found, dgraded = found if len(graded) > 0 else (found, ())
@@ -199,18 +233,26 @@ class RecomputedGradient(nn.Cell):
         return dx_TD, own
 
 
-def chunk_gradient(chunk: Chunk, weights: Sequence[Any], *, of_input: bool) -> ChunkGradient | RecomputedGradient:
-    """The gradient of a chunk that does what its blocks' `is_recomputed` says.
+def chunk_gradient(
+    chunk: Chunk, weights: Sequence[Any], *, of_input: bool, is_given: bool = False
+) -> ChunkGradient | RecomputedGradient:
+    """The gradient of a chunk that does what its blocks' `is_recomputed` says; `is_given` for `RecomputedGradient`.
 
     Raises ValueError unless the blocks that are recomputed come before the others.
     """
+    count = num_recomputed(chunk)
+    if count == 0:
+        return ChunkGradient(chunk, weights, of_input=of_input)
+    return RecomputedGradient(chunk, weights, of_input=of_input, count=count, is_given=is_given)
+
+
+def num_recomputed(chunk: Chunk) -> int:
+    """How many of its blocks run again: the first ones. Raises ValueError if others do."""
     is_recomputed = [chunk.model.layers[i].is_recomputed for i in range(chunk.first, chunk.stop)]
     count = sum(is_recomputed)
     if not all(is_recomputed[:count]):
         raise ValueError(f"layers {chunk.first} to {chunk.stop - 1}: those that are recomputed come before the others")
-    if count == 0:
-        return ChunkGradient(chunk, weights, of_input=of_input)
-    return RecomputedGradient(chunk, weights, of_input=of_input, count=count)
+    return count
 
 
 def _added(grads: tuple[Tensor, ...], first: int, second: int) -> Tensor:

@@ -1,12 +1,14 @@
 """Pipeline stages: a rank's chunks of the model as compiled passes, driven by the lists of `schedule`.
 
 A chunk keeps of a micro-batch its input only. The backward pass is one graph: the chunk's forward pass again, then its
-gradients (full recomputation of Chen et al., 2016, with the stage's input as checkpoint). The last chunk, whose
-backward pass follows at once, has no forward pass of its own. Shape letters: see model/kernels/protocol.py.
+gradients (full recomputation of Chen et al., 2016, with the stage's input as checkpoint). It may keep the inputs of
+blocks that run again too, and then goes through these only once more (`recompute.kept`). The last chunk, whose backward
+pass follows at once, has no forward pass of its own. Shape letters: see model/kernels/protocol.py.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import mindspore as ms
@@ -15,7 +17,7 @@ from mindspore import nn, ops
 from numpy.typing import NDArray
 
 from ascend_moe_train.config import RunConfig
-from ascend_moe_train.model.chunk import Chunk, chunk_gradient
+from ascend_moe_train.model.chunk import Chunk, KeepingForward, chunk_gradient, num_recomputed
 from ascend_moe_train.model.counts import moe_layers
 from ascend_moe_train.model.each import for_each
 from ascend_moe_train.model.transformer import Transformer
@@ -33,25 +35,33 @@ _Key = tuple[int, int]  # micro-batch and chunk
 
 
 class _Forward(nn.Cell):
-    """x_TD -> x_TD of a chunk."""
+    """x_TD -> (x_TD,) of a chunk."""
 
     def __init__(self, chunk: Chunk) -> None:
         super().__init__()
         self.chunk = chunk
 
-    def construct(self, x_TD: Tensor, *inputs: Tensor) -> Tensor:
-        return self.chunk(x_TD, *inputs)[0]
+    def construct(self, x_TD: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return (self.chunk(x_TD, *inputs)[0],)
 
 
 class _Backward(nn.Cell):
-    """(x_TD, gradient of the output, loss scale, inputs) -> (gradient of x_TD or a zero, figures, counts_LE); what is
-    asked for of the weights' gradients is added to their sums."""
+    """(x_TD, gradient of the output, loss scale, inputs, what the forward pass kept) -> (gradient of x_TD or a zero,
+    figures, counts_LE); what is asked for of the weights' gradients is added to their sums."""
 
     def __init__(
-        self, chunk: Chunk, *, of_input: bool, weights: Sequence[Any], sums: Sequence[Any], reduction: Reduction
+        self,
+        chunk: Chunk,
+        *,
+        of_input: bool,
+        is_given: bool,
+        weights: Sequence[Any],
+        sums: Sequence[Any],
+        reduction: Reduction,
     ) -> None:
         super().__init__()
-        self.gradient, self.reduction = chunk_gradient(chunk, weights, of_input=of_input), reduction
+        self.gradient = chunk_gradient(chunk, weights, of_input=of_input, is_given=is_given)
+        self.reduction = reduction
         self.of_weights = len(weights) > 0
         if self.of_weights:
             self.sums = ms.ParameterTuple(list(sums))
@@ -145,20 +155,25 @@ class Pipeline:
         self._site = site
         self._actions = schedule(schedule_name, stages.num_stages, site.num_micro, stages.chunks)[site.stage]
         chunks, in_two = chunks_of(model, site), schedule_name == "zero_bubble"
-        self.forward = [None if chunk.is_last else _Forward(chunk) for chunk in chunks]
+        is_kept = [config.recompute.kept == "block_inputs" and not c.is_last and num_recomputed(c) > 0 for c in chunks]
+        self.forward = [
+            None if chunk.is_last else KeepingForward(chunk, num_recomputed(chunk)) if kept else _Forward(chunk)
+            for chunk, kept in zip(chunks, is_kept, strict=True)
+        ]
         self.backward: list[_Backward | None] = []
         self.weight: list[_Backward | None] = []
         for number, chunk in enumerate(chunks):
             places = [i for i, each in enumerate(weights) if stages.chunk_of(each, site.stage) == number]
             own, own_sums = [list(weights.values())[i] for i in places], [sums[i] for i in places]
-            whole = _Backward(chunk, of_input=not in_two, weights=own, sums=own_sums, reduction=reduction)
+            make = partial(_Backward, chunk, is_given=is_kept[number], reduction=reduction)
+            whole = make(of_input=not in_two, weights=own, sums=own_sums)
             if not in_two:
                 self.backward.append(whole)
                 continue
             self.weight.append(whole)
             of_input = None
             if not chunk.is_first:
-                of_input = _Backward(chunk, of_input=True, weights=(), sums=(), reduction=reduction)
+                of_input = make(of_input=True, weights=(), sums=())
             self.backward.append(of_input)
 
     def __call__(self, micros: Sequence[Inputs], scale: Tensor) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -178,6 +193,7 @@ class _Work:
         self._nothing = ms.Tensor(np.zeros(1, np.float32))
         self._inputs: dict[_Key, Tensor] = {}
         self._outputs: dict[_Key, Tensor] = {}
+        self._kept: dict[_Key, tuple[Tensor, ...]] = {}
         self._output_gradients: dict[_Key, Tensor] = {}
         self._input_gradients: dict[_Key, Tensor] = {}
         self.figures: dict[_Key, tuple[NDArray[np.float32], NDArray[np.int32]]] = {}
@@ -187,7 +203,8 @@ class _Work:
         cell = self._passes.forward[chunk]
         if cell is not None:
             x_TD = self._inputs.get((micro, chunk), self._nothing)
-            self._outputs[micro, chunk] = cell(x_TD, *self._micros[micro])
+            found = cell(x_TD, *self._micros[micro])
+            self._outputs[micro, chunk], self._kept[micro, chunk] = found[0], found[1:]
 
     def backward(self, micro: int, chunk: int) -> None:
         """See drive.Work."""
@@ -207,12 +224,13 @@ class _Work:
     def _differentiated(self, cell: _Backward, micro: int, chunk: int) -> Tensor:
         key = (micro, chunk)
         x_TD, dy_TD = self._inputs.get(key, self._nothing), self._output_gradients.get(key, self._nothing)
-        dx_TD, figures, counts_LE = cell(x_TD, dy_TD, self._scale, *self._micros[micro])
+        dx_TD, figures, counts_LE = cell(x_TD, dy_TD, self._scale, *self._micros[micro], *self._kept.get(key, ()))
         self.figures[key] = (figures.asnumpy(), counts_LE.asnumpy())
         return dx_TD
 
     def _forget(self, micro: int, chunk: int) -> None:
         self._inputs.pop((micro, chunk), None)
+        self._kept.pop((micro, chunk), None)
         self._output_gradients.pop((micro, chunk), None)
 
     def send_forward(self, micro: int, chunk: int) -> None:

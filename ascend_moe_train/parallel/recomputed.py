@@ -13,6 +13,24 @@ def is_recomputed(config: RunConfig, layer: int) -> bool:
     return any(first <= layer < min(stop, first + wanted) for first, stop in stages_of(config).bounds)
 
 
+def keeps_inputs(config: RunConfig, layer: int) -> bool:
+    """Whether a pipeline stage keeps a block's input from the forward pass, so that the backward pass does not go
+    through the block for it. The last stage's forward pass is part of its backward pass."""
+    is_last = layer >= stages_of(config).bounds[-1][0]
+    return config.recompute.kept == "block_inputs" and runs_again(config, layer) and not is_last
+
+
+def passes(config: RunConfig, name: str) -> tuple[int, int]:
+    """How often a micro-batch goes through the layer of a tensor, or of a prefix of tensors, forward and backward
+    (`Stages.passes`); not counted that a block runs again."""
+    stages = stages_of(config)
+    forward, backward = stages.passes(stages.virtual_stage(name), config.parallel.schedule)
+    head, _, rest = name.partition(".")
+    layer = int(rest.split(".")[0]) if head == "layers" else 0
+    is_kept = head in ("layers", "embed") and keeps_inputs(config, layer)
+    return forward - backward * is_kept, backward
+
+
 def runs_again(config: RunConfig, layer: int) -> bool:
     """Whether a block runs again as a whole before its backward pass. Those of multi-token prediction do not: their
     backward pass is the first and follows their forward pass, so that nothing would be gained."""

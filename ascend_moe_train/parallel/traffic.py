@@ -16,7 +16,7 @@ from ascend_moe_train.model.counts import moe_layers
 from ascend_moe_train.parallel.expert_sizes import ExpertSizes
 from ascend_moe_train.parallel.mesh import Mesh, num_micro
 from ascend_moe_train.parallel.places import token_order
-from ascend_moe_train.parallel.recomputed import runs_again
+from ascend_moe_train.parallel.recomputed import keeps_inputs, passes, runs_again
 from ascend_moe_train.parallel.stages import Stages, stages_of
 
 Traffic = dict[tuple[str, str], int]
@@ -48,7 +48,8 @@ def model_traffic(run: RunConfig, mesh: Mesh, accepted: Sequence[int]) -> Traffi
     asks once for what comes after each token.
 
     A block that runs again before its backward pass does what it does forward once more, but for what only puts its
-    output together. A pipeline stage goes through its layers as often as `Stages.passes` says; from stage to stage
+    output together. A pipeline stage goes through its layers as often as `Stages.passes` says, but does not go forward
+    before it goes backward through blocks whose inputs are kept; from stage to stage
     T D a (t D a) bytes are sent each way on every rank, and every rank tells the others of its column the counts of a
     step.
     """
@@ -57,18 +58,18 @@ def model_traffic(run: RunConfig, mesh: Mesh, accepted: Sequence[int]) -> Traffi
     ranks = mesh.world_size // mesh.pp
     for virtual_stage in range(len(stages.bounds)):
         forward, backward = stages.passes(virtual_stage, run.parallel.schedule)
-        times = {"forward": forward, "backward": backward}
+        times_of = {"forward": forward, "backward": backward, "forward alone": forward - backward}
         for way, verb, group, payload_bytes in _of_stage(run, mesh, stages, virtual_stage):
-            totals[verb, group] += ranks * micro_batches * times[way] * payload_bytes
+            totals[verb, group] += ranks * micro_batches * times_of[way] * payload_bytes
     if run.model.moe is not None and mesh.ep > 1:
         row_bytes = run.model.hidden * _activation_bytes(run)
         again = {f"layers.{layer}." for layer in range(run.model.num_layers) if runs_again(run, layer)}
         nodes = run.parallel.hierarchical_ranks is not None
         for prefix, rows in zip(moe_layers(run.model), accepted, strict=True):
-            forward, backward = stages.passes(stages.virtual_stage(prefix), run.parallel.schedule)
-            passes = forward + backward * (2 if prefix in again else 1)
+            forward, backward = passes(run, prefix)
+            times = forward + backward * (2 if prefix in again else 1)
             for group in ("ep inside nodes", "ep across nodes") if nodes else ("ep",):
-                totals["all_to_all_v", group] += passes * 2 * rows * row_bytes
+                totals["all_to_all_v", group] += times * 2 * rows * row_bytes
     if mesh.pp > 1:
         sent = ranks * micro_batches * (len(stages.bounds) - 1) * _stream_bytes(run, mesh)
         totals["send", "pp forward"] = totals["send", "pp backward"] = sent
@@ -116,7 +117,9 @@ def _of_stage(run: RunConfig, mesh: Mesh, stages: Stages, virtual_stage: int) ->
     is_last = virtual_stage == len(stages.bounds) - 1
     blocks = [*range(first, stop), *(range(model.num_layers, model.num_layers + depth) if is_last else ())]
     for layer in blocks:
-        yield from _block(run, mesh, is_moe=model.is_moe(layer))
+        is_kept = keeps_inputs(run, layer)
+        for way, verb, group, payload_bytes in _block(run, mesh, is_moe=model.is_moe(layer)):
+            yield ("forward alone" if is_kept and way == "forward" else way), verb, group, payload_bytes
         if runs_again(run, layer):
             yield from _block_again(run, mesh, is_moe=model.is_moe(layer))
     if mesh.cp > 1 and depth > 0 and is_last:
@@ -126,13 +129,14 @@ def _of_stage(run: RunConfig, mesh: Mesh, stages: Stages, virtual_stage: int) ->
         return
     T = _tokens(run, mesh)
     whole = T * model.hidden * _activation_bytes(run)
+    entering = "forward alone" if virtual_stage == 0 and keeps_inputs(run, 0) else "forward"
     if run.parallel.sequence_parallel:
-        yield "forward", "reduce_scatter", "tp", embeddings * whole
+        yield entering, "reduce_scatter", "tp", embeddings * whole
         yield "backward", "all_gather", "tp", embeddings * (whole // mesh.tp)
         yield "forward", "all_gather", "tp", heads * (whole // mesh.tp)
         yield "backward", "reduce_scatter", "tp", heads * whole
     else:
-        yield "forward", "all_reduce", "tp", embeddings * whole
+        yield entering, "all_reduce", "tp", embeddings * whole
         yield "backward", "all_reduce", "tp", heads * whole
     yield "forward", "all_reduce", "tp", heads * 3 * T * _FP32_BYTES
 

@@ -7,6 +7,7 @@ updates are its only copies of them in stage 3, and copies beside the model's we
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -26,9 +27,9 @@ from ascend_moe_train.parallel.comm import Collectives, Comm, Tensor, Wire
 from ascend_moe_train.parallel.cuts import GROUP_AXES, gradient_groups
 from ascend_moe_train.parallel.gather import gather_on_use, gathered_names
 from ascend_moe_train.parallel.mesh import Mesh
+from ascend_moe_train.parallel.recomputed import passes
 from ascend_moe_train.parallel.reduction import ShardedReduction
 from ascend_moe_train.parallel.shards import Placement, repeat_groups
-from ascend_moe_train.parallel.stages import stages_of
 from ascend_moe_train.parallel.zero_costs import ZeroPlan
 
 _WIRES: Mapping[str, Wire | None] = {"fp32": None, "bf16": "bf16", "fp16": "fp16"}
@@ -137,15 +138,13 @@ def apply_zero(
     parallel = config.parallel
     weights = dict(model.weights())
     shares = _shares(model, placed, mesh, config, collectives)
-    wire, stages = _WIRES[parallel.reduce_dtype], stages_of(config)
+    wire = _WIRES[parallel.reduce_dtype]
     plan = ZeroPlan(
         stage=parallel.zero_stage,
         shares=tuple(shares.values()),
         names=_names(weights, placed, config.lora is not None),
         world=collectives.world,
-        uses=gather_on_use(
-            model, shares, collectives, wire, lambda name: stages.passes(stages.virtual_stage(name), parallel.schedule)
-        ),
+        uses=gather_on_use(model, shares, collectives, wire, partial(passes, config)),
         bucket_bytes=parallel.bucket_bytes,
         wire=wire,
         offload=parallel.offload_optimizer,

@@ -97,7 +97,8 @@ def _row(number: int, each: Scored, job: Job) -> list[str]:
 
 def recompute_words(plan: Plan) -> str:
     """`full`, or of how many layers of each virtual stage."""
-    return plan.recompute + (f" {plan.recompute_layers}" if plan.recompute_layers is not None else "")
+    kept = ", inputs kept" if plan.recompute_kept == "block_inputs" else ""
+    return plan.recompute + (f" {plan.recompute_layers}" if plan.recompute_layers is not None else "") + kept
 
 
 def _exposed(time: StepTime) -> list[tuple[str, float]]:

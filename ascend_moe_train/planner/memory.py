@@ -202,19 +202,22 @@ def activations(job: Job, plan: Plan, stage: int, imbalance: float) -> dict[str,
     again beyond the loss, which is gone by then."""
     cut, num_micro = Slice.of(plan), plan.num_micro(job)
     alive = in_flight_bound(plan.schedule, plan.pp, num_micro, plan.chunks, stage)
-    one = working = again = 0.0
+    one = of_blocks = working = again = 0.0
     for kind, count in _kinds_on(job, plan.stage_layers, plan.pp, stage):
         cost = block_cost(job, cut, kind)
         many = _recomputed(plan, count)
         everything = cost.kept_bytes["none"] + imbalance * cost.routed_bytes["none"]
         left = cost.kept_bytes[plan.recompute] + imbalance * cost.routed_bytes[plan.recompute]
         one += many * left + (count - many) * everything
+        of_blocks += many * left
         working = max(working, cost.working_bytes)
         again = max(again, everything - left if many else 0.0)
     kept = alive * one / plan.chunks
     if plan.pp > 1 and job.engine.keeps == "inputs":
         stream = tokens(job, cut) * job.model.hidden * job.activation_bytes
         kept = alive * stream / (plan.tp if plan.sequence_parallel else 1) + one / plan.chunks
+        if plan.recompute_kept == "block_inputs":
+            kept += (alive - 1) * of_blocks / plan.chunks
     loss = _loss(job, plan) if stage == plan.pp - 1 else 0.0
     return {"activations": kept, "working": working, "loss": loss, "recomputed": max(0.0, again - loss)}
 

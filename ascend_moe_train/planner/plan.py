@@ -150,7 +150,7 @@ BALANCED = Imbalance(expected=1.0, worst=1.0)
 class Plan:
     """A layout. dp and edp follow from `num_devices`. `stage_layers` are those of each virtual stage in the order of
     depth (chunk 0 of every stage, then chunk 1, ...). `recompute` is done in the first `recompute_layers` of each
-    virtual stage, None for all."""
+    virtual stage, None for all. Of an engine that keeps inputs, `recompute_kept` says whose."""
 
     num_devices: int
     stage_layers: tuple[int, ...]
@@ -167,6 +167,7 @@ class Plan:
     micro_sequences: int = 1
     recompute: Recompute = "none"
     recompute_layers: int | None = None
+    recompute_kept: Literal["stage_input", "block_inputs"] = "stage_input"
     offload_optimizer: bool = False
 
     @classmethod

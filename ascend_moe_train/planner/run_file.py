@@ -33,7 +33,8 @@ def planned(
     found.pop("recompute", None)
     if plan.recompute != "none":
         layers = {} if plan.recompute_layers is None else {"layers": plan.recompute_layers}
-        found["recompute"] = {"policy": plan.recompute, **layers}
+        kept = {} if plan.recompute_kept == "stage_input" else {"kept": plan.recompute_kept}
+        found["recompute"] = {"policy": plan.recompute, **layers, **kept}
     sections: dict[str, dict[str, Value]] = {
         "batch": {"global_sequences": job.global_sequences, "micro_sequences": plan.micro_sequences},
         "data": {"seq_len": job.seq_len},
@@ -63,6 +64,7 @@ def plan_of_run(run: RunConfig, num_devices: int) -> Plan:
         micro_sequences=run.batch.micro_sequences,
         recompute=run.recompute.policy,
         recompute_layers=run.recompute.layers,
+        recompute_kept=run.recompute.kept,
         **parallel,
     )
 

@@ -144,7 +144,7 @@ def _virtual_stage(
 ) -> PassTime:
     forward: dict[str, float] = {}
     backward: dict[str, float] = {}
-    weight_s = 0.0
+    weight_s = repeated_s = 0.0
     depth = job.model.mtp.depth if job.model.mtp is not None and is_last else 0
     extra = tuple(job.model.num_layers + each for each in range(depth))
     repeats = 0  # of the forward pass, before gradients of the input and in zero_bubble again before those of weights
@@ -159,11 +159,14 @@ def _virtual_stage(
         weight_s += each.weight_s
         _add(forward, each.forward_parts)
         _add(backward, each.backward_parts)
+        # a block whose input is kept goes forward only where it runs again, in zero_bubble twice
+        is_kept = repeats > 0 and is_again and plan.recompute_kept == "block_inputs" and not is_last
+        repeated_s += (repeats - is_kept) * each.forward_s
     ends = _ends(job, cluster, plan, efficiency, is_first, (1 + depth) if is_last else 0)
     _add(forward, ends)
     _add(backward, {part: 2 * value for part, value in ends.items()})
     if repeats:
-        _add(backward, {"recompute": repeats * sum(forward.values())})
+        _add(backward, {"recompute": repeated_s + repeats * sum(ends.values())})
     return PassTime(
         forward_s=sum(forward.values()),
         backward_s=sum(backward.values()),

@@ -43,16 +43,21 @@ class RecomputeConfig(Part):
     """What the backward pass computes again rather than keep it from the forward pass, in how many blocks: the first
     `layers` of the model, or of each part of it on a pipeline stage; null is all.
 
-    `selective`: activations of feed-forwards and experts, from their inputs. `full`: all but a block's input.
+    `selective`: activations of feed-forwards and experts, from their inputs. `full`: all but a block's input. What a
+    pipeline stage keeps of each micro-batch on its way is its own input, from which the backward pass goes through all
+    of its blocks once more; with `full` it may be the inputs of the blocks, which saves that.
     """
 
     policy: Literal["none", "selective", "full"] = "none"
     layers: PositiveInt | None = None
+    kept: Literal["stage_input", "block_inputs"] = "stage_input"
 
     @model_validator(mode="after")
     def _has_effect(self) -> Self:
         if self.policy == "none" and self.layers is not None:
             raise ValueError(f"layers {self.layers} has no effect with policy 'none': leave it out")
+        if self.policy != "full" and self.kept == "block_inputs":
+            raise ValueError(f"kept 'block_inputs' needs policy 'full', not '{self.policy}'")
         return self
 
 

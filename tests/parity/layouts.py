@@ -68,6 +68,12 @@ MODES: dict[str, dict[str, Any]] = {
     # under 1, so that some are dropped whatever the routing
     "capacity": {"capacity_factor": 0.9},
 }
+RECOMPUTE: dict[str, dict[str, Any]] = {
+    "none": {},
+    "selective": {"policy": "selective"},
+    "full": {"policy": "full"},
+    "full, inputs kept": {"policy": "full", "kept": "block_inputs"},
+}
 # Ranks, and section `parallel`.
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "dp2": (2, {}),
@@ -160,7 +166,7 @@ def run_config(
                 # a large eps: with a small one the first update is the sign of the gradient, however small that is
                 "optim": {"lr": 1e-2, "warmup_steps": 0, "eps": 1e-3, "clip_norm": 0.5},
                 "parallel": parallel,
-                "recompute": {"policy": recompute},
+                "recompute": RECOMPUTE[recompute],
             }
         )
     )
@@ -198,7 +204,7 @@ def all_cases() -> Iterator[Case]:
             continue
         for number, (model, num_micro) in enumerate(product(models_of(parallel), (1, 4, 8))):
             mode = tuple(MODES)[number % 2]
-            recompute = ("none", "full", "selective")[(number // 2) % 3]
+            recompute = ("none", "full", "selective", "full, inputs kept", "none", "full, inputs kept")[number]
             yield Case(layout=layout, model=model, mode=mode, num_micro=num_micro, sequences=16, recompute=recompute)
 
 
@@ -235,7 +241,7 @@ def composed(count: int, seed: int) -> list[Case]:
         if model is None or name in found or len(mixed) < (1 if num_ranks == 2 else 2):
             continue
         LAYOUTS[name] = (num_ranks, parallel)
-        recompute = pick(("none", "none", "full", "selective"))
+        recompute = pick(("none", "full, inputs kept" if parallel["pp"] > 1 else "none", "full", "selective"))
         case = Case(layout=name, model=model, mode=mode, num_micro=num_micro, recompute=recompute)
         try:
             mesh_of(case.run(), num_ranks)

@@ -11,7 +11,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 
-from ascend_moe_train.model.chunk import Chunk, ChunkGradient, RecomputedGradient, chunk_gradient
+from ascend_moe_train.model.chunk import Chunk, ChunkGradient, KeepingForward, RecomputedGradient, chunk_gradient
 from ascend_moe_train.model.config import ModelConfig
 from ascend_moe_train.model.transformer import Transformer
 from tests.kernel_checks import normal
@@ -66,7 +66,13 @@ def inputs() -> list[Any]:
     return [ms.Tensor(np.ascontiguousarray(x)) for x in (*floats, *batch, *last)]
 
 
-def gradients(layers: tuple[int, int], num_recomputed: int, wanted: list[str] | None, *, of_input: bool) -> list[bytes]:
+def same_bits(x: Any, y: Any) -> bool:
+    return bool(x.asnumpy().tobytes() == y.asnumpy().tobytes())
+
+
+def gradients(
+    layers: tuple[int, int], num_recomputed: int, wanted: list[str] | None, *, of_input: bool, is_given: bool = False
+) -> list[bytes]:
     """The bits of all results of a chunk's gradient; `wanted` are the weights, None all that are in the chunk."""
     made = model(num_recomputed, layers[0])
     is_first, is_last = layers[0] == 0, layers[1] == CONFIG.num_layers
@@ -74,9 +80,15 @@ def gradients(layers: tuple[int, int], num_recomputed: int, wanted: list[str] | 
     inside += ("norm.",) if is_last else ()
     names = [name for name, _ in made.weights() if name.startswith(inside)] if wanted is None else wanted
     weights = [p for name, p in made.weights() if name in names]
-    cell = chunk_gradient(Chunk(made, layers, is_first=is_first, is_last=is_last), weights, of_input=of_input)
+    chunk = Chunk(made, layers, is_first=is_first, is_last=is_last)
+    cell = chunk_gradient(chunk, weights, of_input=of_input, is_given=is_given)
     assert isinstance(cell, RecomputedGradient if num_recomputed else ChunkGradient)
-    dx_TD, figures, counts_LE, found = cell(*inputs())
+    given: list[Any] = []
+    if is_given:
+        x_TD, _, _, *others = inputs()
+        y_TD, *given = KeepingForward(chunk, num_recomputed)(x_TD, *others)
+        assert same_bits(y_TD, chunk(x_TD, *others)[0])
+    dx_TD, figures, counts_LE, found = cell(*inputs(), *given)
     assert len(found) == len(weights)
     assert dx_TD.shape == ((B * S, D) if of_input and not is_first else (1,))
     return [x.asnumpy().tobytes() for x in (dx_TD, figures, counts_LE, *found)]
@@ -108,10 +120,13 @@ def on_rank(_: Any) -> list[bool]:
     fed = replace(fed, noise_TD=noise(before.config, fed, SEED))
     params = firm_params(before.config, fed)
     CompiledModel(before.config, kernels("portable"), params, num_positions=fed.tokens_BS.shape[1]).run(fed, SEED)
-    return [
-        gradients(layers, count, wanted, of_input=of_input) == gradients(layers, 0, wanted, of_input=of_input)
-        for layers, count, wanted, of_input in CASES
-    ]
+    found = []
+    for layers, count, wanted, of_input in CASES:
+        everything_kept = gradients(layers, 0, wanted, of_input=of_input)
+        found.append(gradients(layers, count, wanted, of_input=of_input) == everything_kept)
+        if layers[1] < CONFIG.num_layers:  # the last stage has no forward pass of its own
+            found[-1] &= gradients(layers, count, wanted, of_input=of_input, is_given=True) == everything_kept
+    return found
 
 
 @pytest.fixture(scope="module")

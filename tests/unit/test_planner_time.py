@@ -19,6 +19,7 @@ from ascend_moe_train.parallel.traffic import model_traffic
 from ascend_moe_train.planner.efficiency import efficiencies
 from ascend_moe_train.planner.hardware import Cluster, parse_cluster
 from ascend_moe_train.planner.layers import Slice, block_cost
+from ascend_moe_train.planner.memory import activations
 from ascend_moe_train.planner.plan import BALANCED, ENGINES, Imbalance, Job, Plan, check
 from ascend_moe_train.planner.step_time import PassTime, pipeline_s, time_of
 from ascend_moe_train.presets import PRESETS
@@ -105,6 +106,20 @@ def test_what_is_kept_decides_about_forward_passes_again() -> None:
     assert "recompute" in ours.items
     assert "recompute" not in residuals.items
     assert residuals.step_s < ours.step_s
+
+
+def test_inputs_of_blocks_that_are_kept_save_a_forward_pass() -> None:
+    """And take room: the input of each block for each micro-batch in flight."""
+    cluster = parse_cluster("256x910B")
+    plan = Plan.even(V3, 256, pp=8, ep=32, zero_stage=1, recompute="full")
+    kept = replace(plan, recompute_kept="block_inputs")
+    step, saving = time_of(V3, cluster, plan), time_of(V3, cluster, kept)
+    for before, after in zip(step.passes[1:-1], saving.passes[1:-1], strict=True):
+        assert before.backward_s - after.backward_s == pytest.approx(before.forward_s)
+    assert saving.passes[-1] == step.passes[-1]
+    blocks = plan.stage_layers[0] * V3.seq_len * V3.model.hidden * V3.activation_bytes
+    room = [activations(V3, each, 0, 1.0)["activations"] for each in (plan, kept)]
+    assert room[1] - room[0] == pytest.approx((plan.pp - 1) * blocks)
 
 
 def test_one_evaluation_is_quick() -> None:
