@@ -28,11 +28,14 @@ corpora/stdlib/manifest.json: | $(STAMP)
 demo: $(STAMP) corpora/stdlib/manifest.json
 	$(BIN)/amt train examples/demo.yaml
 
+# Tests of one process run on two cores at once; those that start ranks fill the cores themselves.
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/rules
+	$(BIN)/python -m pytest tests/parity tests/faults
 
 test-all: $(STAMP)
-	$(BIN)/python -m pytest -m ""
+	$(BIN)/python -m pytest -m "" -n 2 --dist loadfile tests/unit tests/rules
+	$(BIN)/python -m pytest -m "" tests/parity tests/faults
 
 check: $(STAMP)
 	$(BIN)/ruff check

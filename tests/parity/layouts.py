@@ -214,7 +214,7 @@ _AXES = ("pp", "tp", "cp", "ep", "etp")
 TRAININGS = {
     1: (("mixtral", "capacity", 1), ("deepseek", "dropless", 2)),
     2: (("tied mixtral of 2", "dropless", 4), ("mtp deepseek of 2", "capacity", 2)),
-    4: (("mtp deepseek of 4", "dropless", 4),),
+    4: (("tied mixtral of 4", "capacity", 4),),
 }
 
 
@@ -224,7 +224,7 @@ def composed(count: int, seed: int) -> list[Case]:
     found: dict[str, Case] = {}
     while len(found) < count:
         pick = generator.choice
-        num_ranks = pick((2, 2, 2, 2, 2, 2, 2, 4, 4, 4, 4, 4, 4, 4, 8))
+        num_ranks = pick((2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 4, 4, 4, 4, 8))
         parallel: dict[str, Any] = {axis: pick((1, 1, 2)) for axis in _AXES[1:]}
         parallel |= {"pp": pick((1, 2, 2, 4)), "zero_stage": pick((0, 1, 1, 2, 3)), "bucket_bytes": pick((8192, 2**20))}
         parallel |= {"sequence_parallel": pick((False, parallel["tp"] > 1))}
