@@ -16,8 +16,9 @@ def is_recomputed(config: RunConfig, layer: int) -> bool:
 def keeps_inputs(config: RunConfig, layer: int) -> bool:
     """Whether a pipeline stage keeps a block's input from the forward pass, so that the backward pass does not go
     through the block for it. The last stage's forward pass is part of its backward pass."""
-    is_last = layer >= stages_of(config).bounds[-1][0]
-    return config.recompute.kept == "block_inputs" and runs_again(config, layer) and not is_last
+    if config.recompute.kept != "block_inputs" or not runs_again(config, layer):
+        return False
+    return layer < stages_of(config).bounds[-1][0]
 
 
 def passes(config: RunConfig, name: str) -> tuple[int, int]:

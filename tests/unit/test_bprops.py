@@ -29,9 +29,29 @@ def is_plain(name: str) -> bool:
     return "_get_cache_prim" not in names and not any(isinstance(node, DECIDES) for node in nodes)
 
 
+def called(tree: ast.Module) -> dict[str, ast.AST]:
+    """What a module's code may call, by name: its functions and methods, and functions imported from the package."""
+    found: dict[str, ast.AST] = {}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(PACKAGE.name):
+            path = PACKAGE.parent.joinpath(*node.module.split(".")).with_suffix(".py")
+            names = {each.name for each in node.names}
+            if path.exists():
+                found |= {
+                    name: each for name, each in functions_of(ast.parse(path.read_text())).items() if name in names
+                }
+        elif isinstance(node, ast.ClassDef):
+            found |= {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
+    return found | functions_of(tree)
+
+
+def functions_of(tree: ast.Module) -> dict[str, ast.AST]:
+    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
 def used(tree: ast.Module) -> dict[str, set[str]]:
-    """What a module's classes with a bprop use of `ops`, with the functions of the module that they call."""
-    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    """What a module's classes with a bprop use of `ops`, with all that they may call, by name."""
+    functions = called(tree)
     found: dict[str, set[str]] = {}
     for cell in (node for node in tree.body if isinstance(node, ast.ClassDef)):
         methods = [node for node in cell.body if isinstance(node, ast.FunctionDef) and node.name != "__init__"]
@@ -44,9 +64,11 @@ def used(tree: ast.Module) -> dict[str, set[str]]:
             for node in ast.walk(todo.pop()):
                 if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "ops":
                     found[cell.name].add(node.attr)
-                elif isinstance(node, ast.Name) and node.id in functions and node.id not in seen:
-                    seen.add(node.id)
-                    todo.append(functions[node.id])
+                    continue
+                name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+                if name in functions and name not in seen and not name.startswith("__"):
+                    seen.add(name)
+                    todo.append(functions[name])
     return found
 
 

@@ -115,7 +115,10 @@ OVERRIDE_MISTAKES = [
     ("recompute.policy=fully", "recompute.policy: \"fully\" is not allowed: must be 'none', 'selective' or 'full'"),
     ("recompute.layers=2", "recompute: layers 2 has no effect with policy 'none': leave it out"),
     ("recompute={policy: full, layers: 0}", "recompute.layers: 0 is not allowed: must be greater than 0"),
-    ("recompute={policy: selective, kept: block_inputs}", "recompute: kept 'block_inputs' needs policy 'full', not 's"),
+    (
+        "recompute={policy: selective, kept: block_inputs}",
+        "recompute: kept 'block_inputs' needs policy 'full', not 'selective'",
+    ),
     ("data.train.1.weight=2", "data.train is a list of 1: name an item by its number, from 0"),
     ("run.steps.x=2", "run.steps is 600, which has no keys"),
     ("lr", "not of the form section.key=value, such as optim.lr=3e-4"),
