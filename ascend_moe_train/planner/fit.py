@@ -7,12 +7,13 @@ part of the runs and judged on the others.
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from statistics import median
 from types import MappingProxyType
 from typing import TypeVar
 
 from ascend_moe_train.planner.efficiency import Efficiency, Paces
+from ascend_moe_train.planner.plan import Plan
 from ascend_moe_train.planner.published import Published
 from ascend_moe_train.planner.step_time import time_of
 
@@ -31,6 +32,8 @@ BOUNDS: Mapping[str, tuple[float, float]] = MappingProxyType(
         "slow": (0.005, 0.15),
     }
 )
+# Fields of models and plans that are younger than the split: no run may change sides for them.
+AFTER_THE_SPLIT = frozenset({"recompute_kept"})
 PACE_BOUNDS = (0.6, 1.7)
 ROUNDS = 2
 LEAST_RUNS = 2
@@ -43,8 +46,16 @@ _Values = TypeVar("_Values", Efficiency, Paces)
 def is_training(run: Published) -> bool:
     """Whether a run is of the part that is fitted on: half of them, by a hash of model and
     layout, so that what was published twice is not on both sides."""
-    text = f"{run.job.model.model_dump_json()} {run.job.seq_len} {run.plan} {run.cluster.device.name}"
-    return hashlib.sha256(text.encode()).digest()[0] % 2 == 0
+    return split_digest(run)[0] % 2 == 0
+
+
+def split_digest(run: Published) -> bytes:
+    """SHA-256 of a run's model, sequence length, layout and device."""
+    old = [each.name for each in fields(Plan) if each.name not in AFTER_THE_SPLIT]
+    layout = ", ".join(f"{name}={getattr(run.plan, name)!r}" for name in old)
+    model = run.job.model.model_dump_json(exclude=set(AFTER_THE_SPLIT))
+    text = f"{model} {run.job.seq_len} Plan({layout}) {run.cluster.device.name}"
+    return hashlib.sha256(text.encode()).digest()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -205,7 +205,7 @@ def peak_bytes(call: Callable[[], object]) -> int:
         gc.unfreeze()
 
 
-def test_memory_goes_by_the_largest_block(tmp_path: Path) -> None:
+def test_memory_goes_by_the_largest_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As for a whole checkpoint (test_convert_proof), where every matrix is cut across its rows."""
     make(tmp_path / "hf", config_of(layers=2, experts=32, hidden=768, vocab_size=4096), shard_bytes=20 * 10**6)
     import_folder(tmp_path / "hf", tmp_path / "whole", progress=silent)
@@ -221,11 +221,13 @@ def test_memory_goes_by_the_largest_block(tmp_path: Path) -> None:
     del tensors, halves
     exporting = partial(export_folder, path, tmp_path / "back", ExportOptions(), progress=silent)
     assert peak_bytes(exporting) < 20 * 10**6
+    # how far the blocks of two threads meet in time is chance: one thread
+    monkeypatch.setattr("ascend_moe_train.checkpoint.convert_write.num_workers", lambda largest_block_bytes: 1)
     deriving_bytes = [
         peak_bytes(partial(resize_vocabulary, source, tmp_path / name, vocab_size=4100, progress=silent))
         for source, name in ((tmp_path / "whole", "from-whole"), (path, "from-parts"))
     ]
-    assert deriving_bytes[1] < deriving_bytes[0] + 5 * 10**6 < 40 * 10**6
+    assert deriving_bytes[1] < deriving_bytes[0] + 5 * 10**6 < 25 * 10**6
     assert total_bytes > 80 * 10**6
     same_tensors(read_folder(tmp_path / "back"), read_folder(tmp_path / "hf"))
 

@@ -13,7 +13,7 @@ import pytest
 from ascend_moe_train.errors import ConfigError
 from ascend_moe_train.planner import accuracy
 from ascend_moe_train.planner.efficiency import efficiencies, software_paces
-from ascend_moe_train.planner.fit import BOUNDS, Fitted, fit, is_training
+from ascend_moe_train.planner.fit import BOUNDS, Fitted, fit, is_training, split_digest
 from ascend_moe_train.planner.published import Published, published, read_runs
 from ascend_moe_train.planner.step_time import time_of
 from scripts.plan_accuracy import main
@@ -175,6 +175,12 @@ def test_the_split_is_of_models_and_layouts() -> None:
     assert 0.4 < share < 0.6
     for run in runs[:20]:
         assert is_training(replace(run, name="another", step_s=1.0)) == is_training(run)
+
+
+def test_the_split_stays() -> None:
+    """A new field of ModelConfig or Plan belongs into AFTER_THE_SPLIT: otherwise runs that figures were fitted on become
+    runs that they are judged on."""
+    assert split_digest(published(row())).hex()[:16] == "d839a4c7f13aff99"
 
 
 def test_judging_shows_both_parts_and_the_floor() -> None:
