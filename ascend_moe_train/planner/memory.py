@@ -217,7 +217,9 @@ def activations(job: Job, plan: Plan, stage: int, imbalance: float) -> dict[str,
         stream = tokens(job, cut) * job.model.hidden * job.activation_bytes
         kept = alive * stream / (plan.tp if plan.sequence_parallel else 1) + one / plan.chunks
         if plan.recompute_kept == "block_inputs":
-            kept += (alive - 1) * of_blocks / plan.chunks
+            # the last chunk of all goes forward only in its backward pass
+            share = (plan.chunks - (stage == plan.pp - 1)) / plan.chunks
+            kept += (alive - 1) * share * of_blocks / plan.chunks
     loss = _loss(job, plan) if stage == plan.pp - 1 else 0.0
     return {"activations": kept, "working": working, "loss": loss, "recomputed": max(0.0, again - loss)}
 

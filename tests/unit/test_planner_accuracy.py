@@ -178,8 +178,8 @@ def test_the_split_is_of_models_and_layouts() -> None:
 
 
 def test_the_split_stays() -> None:
-    """A new field of ModelConfig or Plan belongs into AFTER_THE_SPLIT: otherwise runs that figures were fitted on become
-    runs that they are judged on."""
+    """A new field of ModelConfig or Plan belongs into AFTER_THE_SPLIT: otherwise runs that figures were fitted on are
+    those that they are judged on."""
     assert split_digest(published(row())).hex()[:16] == "d839a4c7f13aff99"
 
 

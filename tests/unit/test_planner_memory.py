@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ascend_moe_train.model.config import ModelConfig
 from ascend_moe_train.model.counts import num_parameters
+from ascend_moe_train.parallel.config import ScheduleName
 from ascend_moe_train.parallel.schedule import bounds
 from ascend_moe_train.planner.hardware import parse_cluster
 from ascend_moe_train.planner.layers import Slice, block_cost
@@ -164,6 +165,23 @@ def test_deeper_recomputation_keeps_less() -> None:
         plan = Plan.even(job, 16, tp=2, ep=8, sequence_parallel=True, recompute=policy)
         sizes.append(memory_of(job, parse_cluster("16x910B"), plan).stages[0].items["activations"])
     assert sizes[0] > sizes[1] > sizes[2]
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_inputs_of_blocks_that_are_kept(schedule: ScheduleName) -> None:
+    """One for each block and micro-batch in flight but the one whose backward pass makes its own; none on the last
+    stage, whose forward pass is part of its backward pass."""
+    job = replace(MOE, engine=ENGINES["ours"])
+    plan = Plan.even(job, 32, pp=4, ep=8, recompute="full", schedule=schedule)
+    sizes = [
+        [stage.items["activations"] for stage in memory_of(job, parse_cluster("32x910B"), each).stages]
+        for each in (plan, replace(plan, recompute_kept="block_inputs"))
+    ]
+    one = 4096 * job.model.hidden * job.activation_bytes
+    num_micro = plan.num_micro(job)
+    alive = [num_micro if schedule == "gpipe" else 4 - stage for stage in range(4)]
+    wanted = [(alive[stage] - 1) * plan.stage_layers[stage] * one for stage in range(3)]
+    assert [more - less for less, more in zip(*sizes, strict=True)] == pytest.approx([*wanted, 0.0])
 
 
 def test_items_are_the_whole() -> None:
