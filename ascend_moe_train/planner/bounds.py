@@ -4,22 +4,24 @@ A step takes at least the passes of any one stage, and, but for zero_bubble, one
 fill and drain the pipeline. A device holds at least an even share of all stages' weights, gradients and states.
 """
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import lcm
 from typing import NamedTuple
 
 from ascend_moe_train.parallel.mesh import EXPERT_AXES
+from ascend_moe_train.planner.block_time import PassTime
 from ascend_moe_train.planner.efficiency import Efficiency
 from ascend_moe_train.planner.hardware import Cluster
 from ascend_moe_train.planner.layers import Slice, kind_of
 from ascend_moe_train.planner.memory import CONTEXT_BYTES, stage_parameters, states_of
 from ascend_moe_train.planner.plan import Imbalance, Job, Plan, even_layers
 from ascend_moe_train.planner.space import Space, Variant
-from ascend_moe_train.planner.step_time import PassTime, time_of
+from ascend_moe_train.planner.step_time import time_of
 
 _GRAIN = 4000
 REPEATED = "recompute"  # the part of a backward pass that is a forward pass over again
@@ -59,6 +61,7 @@ class PassTimes:
         self._counts = Counter(self._layers)
         self._dense: dict[tuple[object, ...], _Part] = {}
         self._routed: dict[tuple[object, ...], _Part] = {}
+        self._last: tuple[Slice, Passes] | None = None
 
     def whole_s(self, cut: Slice) -> float:
         """Forward and backward pass of the whole model, `slow` included."""
@@ -70,6 +73,11 @@ class PassTimes:
 
     def of(self, cut: Slice) -> Passes:
         """Layer by layer."""
+        if self._last is None or self._last[0] != cut:  # pipelines of a cut are asked for one after the other
+            self._last = cut, self._summed(cut)
+        return self._last[1]
+
+    def _summed(self, cut: Slice) -> Passes:
         dense, routed = self._parts(cut)
         kinds = {kind: _plus(dense.kinds[kind], routed.kinds[kind]) for kind in self._counts}
         return Passes(
@@ -168,6 +176,19 @@ def least_step_s(busy: Sequence[float], num_micro: int, chunks: int, schedule: s
     return slow * most
 
 
+def least_bubble(pp: int, num_micro: int, chunks: int, schedule: str) -> float:
+    """What `least_step_s` is at least, for stages that are busy so long together, as a multiple of an even share.
+
+    Of m micro-batches and c chunks, stage i ends after m b_i + sum of b_j for j < i, through c. Weights w_i that add up
+    to 1 and give each b the same factor K, in all a K times the sum, are those with
+    w_i m = K - (sum of w_j for j > i) / c; they exist for K = 1 / (c (1 - (1 - 1 / (c m))^pp)).
+    """
+    if schedule == "zero_bubble":
+        return 1.0
+    most = chunks * num_micro
+    return pp / (most * (1 - (1 - 1 / most) ** pp))
+
+
 def least_bytes(job: Job, cluster: Cluster, space: Space, cut: Slice, pp: int, variant: Variant) -> float:
     """Weights, gradients and states on a device, on average over the stages, and what its software takes."""
     dense, expert = _whole(job, cut.tp, cut.ep, cut.etp)
@@ -201,10 +222,12 @@ def splits(passes: Passes, pp: int, chunks: int, *, repeats: bool) -> tuple[tupl
 @lru_cache(maxsize=4096)
 def _splits(sums: tuple[int, ...], before: int, after: int, parts: int) -> tuple[tuple[int, ...], ...]:
     even = even_layers(len(sums) - 1, parts)
-    low, high, balanced = 0, sums[-1] + before + after, even  # most that a virtual stage takes: too little, enough
+    whole = sums[-1] + before + after
+    low, high, balanced = -(-whole // parts) - 1, whole, even  # most that a virtual stage takes: too little, enough
+    middles = tuple((left + right) / 2 for left, right in pairwise(sums))
     while high - low > 1:
         middle = (low + high) // 2
-        found = _filled(sums, before, after, parts, middle)
+        found = _filled(sums, middles, before, after, parts, middle)
         if found is None:
             low = middle
         else:
@@ -212,20 +235,21 @@ def _splits(sums: tuple[int, ...], before: int, after: int, parts: int) -> tuple
     return tuple(dict.fromkeys((even, even[::-1], balanced)))
 
 
-def _filled(sums: Sequence[int], before: int, after: int, parts: int, most: int) -> tuple[int, ...] | None:
-    """Sizes of virtual stages none of which takes longer than `most`, each near its share of what is left; or None."""
+def _filled(
+    sums: Sequence[int], middles: Sequence[float], before: int, after: int, parts: int, most: int
+) -> tuple[int, ...] | None:
+    """Sizes of virtual stages none of which takes longer than `most`, each near its share of what is left; or None.
+    `middles` are those of neighbours in `sums`."""
     num_layers, sizes, first = len(sums) - 1, [], 0
     for part in range(parts):
         left = parts - part - 1
         own = (before if part == 0 else 0) + (after if left == 0 else 0)
-        share = (sums[-1] - sums[first] + after + (before if part == 0 else 0)) / (left + 1)
-        stop = first + 1
-        while stop < num_layers - left and own + sums[stop + 1] - sums[first] <= most:
-            is_near = own + (sums[stop + 1] + sums[stop]) / 2 - sums[first] <= share
-            if left and not is_near:
-                break
-            stop += 1
-        if own + sums[stop] - sums[first] > most:
+        done = sums[first] - own
+        stop = bisect_right(sums, most + done, first + 1) - 1
+        if left:
+            share = (sums[-1] - sums[first] + after + (before if part == 0 else 0)) / (left + 1)
+            stop = min(stop, bisect_right(middles, share + done, first + 1), num_layers - left)
+        if stop <= first:
             return None
         sizes.append(stop - first)
         first = stop

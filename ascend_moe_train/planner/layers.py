@@ -85,11 +85,12 @@ class BlockCost:
 
 def kind_of(job: Job, layer: int) -> int:
     """The first layer that costs as much as this one."""
-    return _kinds(job)[layer]
+    return kinds_of(job)[layer]
 
 
 @lru_cache(maxsize=64)
-def _kinds(job: Job) -> tuple[int, ...]:
+def kinds_of(job: Job) -> tuple[int, ...]:
+    """`kind_of` every layer, those of multi-token prediction last."""
     model = job.model
     seen: dict[tuple[bool, bool], int] = {}
     kinds = []

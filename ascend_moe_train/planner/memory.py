@@ -7,6 +7,7 @@ activations those of Korthikanti et al. (2022, arXiv 2205.05198). See docs/plann
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from ascend_moe_train.parallel.config import ScheduleName
 from ascend_moe_train.planner.hardware import Cluster, Device
@@ -28,6 +29,7 @@ HEAD_SHARE = 0.75  # of the head's gradient, still there at the fullest moment
 CONTEXT_BYTES: Mapping[str, float] = {"npu": 4.0e9, "gpu": 1.5e9, "cpu": 0.3e9}
 GROUP_BUFFER_BYTES: Mapping[str, float] = {"npu": 200e6, "gpu": 100e6, "cpu": 1e6}
 RESERVE_SHARE = 0.02  # lost between pieces of what is handed out and taken back
+KEPT_STAGES = 4096
 CACHE_BYTES: Mapping[str, float] = {"npu": 0.0, "gpu": 4.0e9, "cpu": 0.0}
 CACHE_SHARE: Mapping[str, float] = {"npu": 0.0, "gpu": 0.18, "cpu": 0.0}
 
@@ -159,37 +161,106 @@ def in_flight_bound(schedule: ScheduleName, pp: int, num_micro: int, chunks: int
 
 def memory_of(job: Job, cluster: Cluster, plan: Plan, imbalance: Imbalance = TYPICAL) -> Memory:
     """The memory of every stage; `check` has nothing against the plan."""
-    stages, host = [], 0.0
-    for stage in range(plan.pp):
-        items, on_host = _stage(job, cluster, plan, imbalance, stage)
-        cached = CACHE_BYTES[cluster.device.kind] + CACHE_SHARE[cluster.device.kind] * _handed_out(items)
-        stages.append(StageMemory(items=items, cached_bytes=cached))
-        host = max(host, on_host)
-    return Memory(stages=tuple(stages), host_bytes=host)
+    return Memories(job, cluster, imbalance).of(plan)
 
 
-def _stage(job: Job, cluster: Cluster, plan: Plan, imbalance: Imbalance, stage: int) -> tuple[dict[str, float], float]:
+class Peak(NamedTuple):
+    """What the fullest stage needs on a device and, on the stage where that is most, in host memory."""
+
+    size_bytes: float
+    stage: int
+    host_bytes: float
+
+    def fits(self, device: Device) -> bool:
+        """As `Memory.fits`."""
+        return self.size_bytes <= device.memory_bytes and self.host_bytes <= device.host_memory_bytes
+
+
+class _Held(NamedTuple):
+    """Bytes that do not depend on what is recomputed."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    gathered: float
+    runtime: float
+    host: float
+
+
+class Memories:
+    """`memory_of` for many plans of a job on a cluster: what they have in common is worked out once."""
+
+    def __init__(self, job: Job, cluster: Cluster, imbalance: Imbalance = TYPICAL) -> None:
+        self._job, self._cluster, self._imbalance = job, cluster, imbalance.worst
+        self._of_stage: dict[tuple[object, ...], _Held] = {}
+
+    def of(self, plan: Plan) -> Memory:
+        """The memory of every stage; `check` has nothing against the plan."""
+        stages, kind = [], self._cluster.device.kind
+        for stage in range(plan.pp):
+            items = self._items(plan, stage)
+            cached = CACHE_BYTES[kind] + CACHE_SHARE[kind] * _handed_out(items)
+            stages.append(StageMemory(items=items, cached_bytes=cached))
+        return Memory(stages=tuple(stages), host_bytes=max(self._held(plan, stage).host for stage in range(plan.pp)))
+
+    def peak(self, plan: Plan) -> Peak:
+        """That of `of`, from the stages alone that can be the fullest."""
+        size_bytes = host_bytes = 0.0
+        fullest = 0
+        exchange = _exchange(self._job, plan, self._imbalance)
+        for stage in _candidates(self._job, plan.stage_layers, plan.pp):
+            held = self._held(plan, stage)
+            found = activations(self._job, plan, stage, self._imbalance)
+            at_once = max(exchange, found["working"] + found["loss"] + found["recomputed"])
+            handed_out = held.weights + held.gradients + held.gathered + found["activations"] + at_once
+            size = (1 + RESERVE_SHARE) * handed_out + held.optimizer + held.runtime
+            host_bytes = max(host_bytes, held.host)
+            if size > size_bytes:
+                size_bytes, fullest = size, stage
+        return Peak(size_bytes, fullest, host_bytes)
+
+    def _items(self, plan: Plan, stage: int) -> dict[str, float]:
+        held = self._held(plan, stage)
+        items = {"weights": held.weights, "gradients": held.gradients, "optimizer": held.optimizer}
+        items |= activations(self._job, plan, stage, self._imbalance)
+        at_once = items["working"] + items["loss"] + items["recomputed"]
+        items["exchange"] = max(0.0, _exchange(self._job, plan, self._imbalance) - at_once)
+        items["gathered"], items["runtime"] = held.gathered, held.runtime
+        items["reserve"] = RESERVE_SHARE * _handed_out(items)
+        return items
+
+    def _held(self, plan: Plan, stage: int) -> _Held:
+        key = (stage, plan.sizes, plan.stage_layers, plan.zero_stage, plan.offload_optimizer)
+        if key not in self._of_stage:
+            if len(self._of_stage) >= KEPT_STAGES:  # plans of one pipeline are asked for together
+                self._of_stage.clear()
+            self._of_stage[key] = _held(self._job, self._cluster, plan, stage)
+        return self._of_stage[key]
+
+
+@lru_cache(maxsize=4096)
+def _candidates(job: Job, stage_layers: tuple[int, ...], pp: int) -> tuple[int, ...]:
+    """Of stages between the ends that have the same blocks the first, with most micro-batches in flight; and the
+    ends."""
+    first = {_kinds_on(job, stage_layers, pp, stage): stage for stage in reversed(range(1, pp - 1))}
+    return tuple(sorted({0, pp - 1, *first.values()}))
+
+
+def _held(job: Job, cluster: Cluster, plan: Plan, stage: int) -> _Held:
     dense, expert = stage_parameters(job, plan, stage)
     zero, offload = plan.zero_stage, plan.offload_optimizer
-    states = [
-        states_of(job, dense, plan.dp * plan.cp, zero, offload=offload),
-        states_of(job, expert, plan.edp, zero, offload=offload),
-    ]
-    items = {
-        "weights": sum(each.weights for each in states),
-        "gradients": sum(each.gradients for each in states),
-        "optimizer": sum(each.optimizer for each in states),
-    }
-    items |= activations(job, plan, stage, imbalance.worst)
-    items["exchange"] = max(
-        0.0, _exchange(job, plan, imbalance.worst) - items["working"] - items["loss"] - items["recomputed"]
-    )
-    items["gathered"] = _gathered(job, plan, stage)
+    of_dense = states_of(job, dense, plan.dp * plan.cp, zero, offload=offload)
+    of_expert = states_of(job, expert, plan.edp, zero, offload=offload)
     groups = sum(getattr(plan, axis) > 1 for axis in AXES)
     kind = cluster.device.kind
-    items["runtime"] = CONTEXT_BYTES[kind] + groups * GROUP_BUFFER_BYTES[kind] + job.engine.buffer_bytes
-    items["reserve"] = RESERVE_SHARE * _handed_out(items)
-    return items, sum(each.host for each in states)
+    return _Held(
+        weights=of_dense.weights + of_expert.weights,
+        gradients=of_dense.gradients + of_expert.gradients,
+        optimizer=of_dense.optimizer + of_expert.optimizer,
+        gathered=_gathered(job, plan, stage),
+        runtime=CONTEXT_BYTES[kind] + groups * GROUP_BUFFER_BYTES[kind] + job.engine.buffer_bytes,
+        host=of_dense.host + of_expert.host,
+    )
 
 
 def _handed_out(items: Mapping[str, float]) -> float:

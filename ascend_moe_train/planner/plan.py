@@ -186,6 +186,11 @@ class Plan:
         """Data parallel size of the experts."""
         return self.num_devices // (self.pp * self.ep * self.etp)
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """On which everything depends that a device holds of the model: devices, and sizes of the axes."""
+        return self.num_devices, self.pp, self.cp, self.tp, self.ep, self.etp
+
     def num_micro(self, job: Job) -> int:
         """Micro-batches of a step."""
         return job.global_sequences // (self.dp * self.micro_sequences)

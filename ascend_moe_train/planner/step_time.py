@@ -1,48 +1,25 @@
 """How long a step of a plan takes, item by item. Pure.
 
-Matrix products and attention at a share of the peak that depends on their shape, other operators at the memory's rate,
-collectives by `collectives`, the pipeline in closed form. See docs/planner.md.
+Passes through blocks by `block_time`, the pipeline in closed form, then gradients, weights and the optimizer. See
+docs/planner.md.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import log, sqrt
 from typing import NamedTuple
 
 from ascend_moe_train.model.counts import training_flops_per_token
 from ascend_moe_train.parallel.config import ScheduleName
-from ascend_moe_train.planner.collectives import Span, collective_s, send_s, span
+from ascend_moe_train.planner.block_time import PassTime, add_parts, block_time, ends_time
+from ascend_moe_train.planner.collectives import collective_s, send_s, span
 from ascend_moe_train.planner.efficiency import Efficiency, efficiencies
 from ascend_moe_train.planner.hardware import Cluster
-from ascend_moe_train.planner.layers import (
-    FP32_BYTES,
-    ROUTED_AXES,
-    BlockCost,
-    Product,
-    Slice,
-    block_cost,
-    kind_of,
-    tokens,
-)
+from ascend_moe_train.planner.layers import ROUTED_AXES, Slice, kinds_of, tokens
 from ascend_moe_train.planner.memory import stage_parameters
 from ascend_moe_train.planner.plan import TYPICAL, Imbalance, Job, Plan
-
-BACKWARD_PRODUCTS = 2  # of each product, one for the gradient of each factor
-PAIRED_SHARE = 0.9  # of the other pass's computation that an exchange can hide behind
-BACKWARD_CORE = 2.5  # flash attention computes the scores over again (Dao, 2023, section 3.1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PassTime:
-    """Of a micro-batch through a virtual stage; `weight_s` is the part of `backward_s` that zero_bubble does later.
-    `forward_parts` and `backward_parts` share them out over compute and exposed communication by kind."""
-
-    forward_s: float
-    backward_s: float
-    weight_s: float
-    forward_parts: Mapping[str, float]
-    backward_parts: Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +36,7 @@ class StepTime:
     model_flops: float
     peak_flops_per_s: float
 
-    @property
+    @cached_property
     def step_s(self) -> float:
         """Seconds of a step."""
         return sum(self.items.values())
@@ -85,6 +62,7 @@ class StepTime:
         return {name: value for name, value in self.items.items() if name in COMMUNICATION}
 
 
+KEPT_PIPELINES = 256
 COMMUNICATION = ("tp", "cp", *ROUTED_AXES, "pp", "gradients", "weights")
 
 
@@ -96,184 +74,145 @@ def time_of(
     efficiency: Efficiency | None = None,
 ) -> StepTime:
     """The step of a plan that `check` has nothing against. Without `efficiency`, that of the device's class."""
-    found = efficiency if efficiency is not None else efficiencies()[cluster.device.efficiency]
-    passes = _passes(job, cluster, plan, imbalance.expected, found)
-    items, message_s = _pipeline(job, cluster, plan, passes, found)
-    items |= _between(job, cluster, plan, found, items)
-    items["straggler"] = found.slow * sqrt(2 * log(max(2, plan.num_devices))) / 3 * sum(items.values())
-    return StepTime(
-        items=items,
-        passes=passes,
-        send_s=message_s,
-        tokens_per_step=job.tokens_per_step,
-        num_devices=plan.num_devices,
-        model_flops=float(_model_flops(job)) * job.tokens_per_step,
-        peak_flops_per_s=cluster.device.peak(job.precision),
-    )
+    return StepTimes(job, cluster, imbalance, efficiency).of(plan)
+
+
+class StepTimes:
+    """`time_of` for many plans of a job on a cluster: what they have in common is worked out once."""
+
+    def __init__(
+        self, job: Job, cluster: Cluster, imbalance: Imbalance = TYPICAL, efficiency: Efficiency | None = None
+    ) -> None:
+        self._job, self._cluster, self._imbalance = job, cluster, imbalance
+        self._efficiency = efficiency if efficiency is not None else efficiencies()[cluster.device.efficiency]
+        self._kinds = kinds_of(job)
+        self._blocks: dict[tuple[object, ...], PassTime] = {}
+        self._stages: dict[tuple[object, ...], PassTime] = {}
+        self._updates: dict[tuple[object, ...], dict[str, float]] = {}
+        self._pipelines: dict[tuple[object, ...], _Passed] = {}
+
+    def of(self, plan: Plan) -> StepTime:
+        """The step of a plan that `check` has nothing against."""
+        job, passed = self._job, self._passed(plan)
+        items = passed.items | self._between(plan, passed.items)
+        items["straggler"] = self._efficiency.slow * sqrt(2 * log(max(2, plan.num_devices))) / 3 * sum(items.values())
+        return StepTime(
+            items=items,
+            passes=passed.passes,
+            send_s=passed.send_s,
+            tokens_per_step=job.tokens_per_step,
+            num_devices=plan.num_devices,
+            model_flops=float(_model_flops(job)) * job.tokens_per_step,
+            peak_flops_per_s=self._cluster.device.peak(job.precision),
+        )
+
+    def _passed(self, plan: Plan) -> "_Passed":
+        """It does not depend on how states are kept."""
+        policy = plan.recompute, plan.recompute_layers, plan.recompute_kept
+        key = (Slice.of(plan), plan.num_devices, plan.pp, plan.schedule, plan.stage_layers, policy)
+        if key not in self._pipelines:
+            if len(self._pipelines) >= KEPT_PIPELINES:  # plans of one pipeline are asked for together
+                self._pipelines.clear()
+            passes = self._passes(plan)
+            items, message_s = _pipeline(self._job, self._cluster, plan, passes, self._efficiency)
+            self._pipelines[key] = _Passed(items, passes, message_s)
+        return self._pipelines[key]
+
+    def _passes(self, plan: Plan) -> tuple[PassTime, ...]:
+        """Of every virtual stage."""
+        found, first = [], 0
+        cut, last = Slice.of(plan), len(plan.stage_layers) - 1
+        common = (cut, plan.pp > 1, plan.schedule, plan.recompute, plan.recompute_layers, plan.recompute_kept)
+        for place, size in enumerate(plan.stage_layers):
+            kinds = self._kinds[first : first + size]
+            first += size
+            key = (common, kinds, place == 0, place == last)
+            if key not in self._stages:
+                self._stages[key] = self._virtual_stage(plan, cut, *key[1:])
+            found.append(self._stages[key])
+        return tuple(found)
+
+    def _virtual_stage(self, plan: Plan, cut: Slice, kinds: tuple[int, ...], is_first: bool, is_last: bool) -> PassTime:
+        forward: dict[str, float] = {}
+        backward: dict[str, float] = {}
+        weight_s = repeated_s = 0.0
+        extra = self._kinds[self._job.model.num_layers :] if is_last else ()
+        repeats = 0  # of the forward pass, before gradients of the input and in zero_bubble again before the weights'
+        if plan.pp > 1 and self._job.engine.keeps == "inputs":
+            repeats = (not is_last) + (plan.schedule == "zero_bubble" and not is_first)
+        most = 0 if plan.recompute == "none" else plan.recompute_layers
+        counts = Counter((kind, most is None or index < most) for index, kind in enumerate((*kinds, *extra)))
+        for (kind, is_again), count in counts.items():
+            each = self._block(plan, cut, kind, is_again)
+            weight_s += count * each.weight_s
+            add_parts(forward, each.forward_parts, count)
+            add_parts(backward, each.backward_parts, count)
+            # a block whose input is kept goes forward only where it runs again, in zero_bubble twice
+            is_kept = repeats > 0 and is_again and plan.recompute_kept == "block_inputs" and not is_last
+            repeated_s += count * (repeats - is_kept) * each.forward_s
+        num_heads = 1 + len(extra) if is_last else 0
+        ends = ends_time(self._job, self._cluster, plan, self._efficiency, is_first, num_heads)
+        add_parts(forward, ends)
+        add_parts(backward, ends, 2)
+        if repeats:
+            add_parts(backward, {"recompute": repeated_s + repeats * sum(ends.values())})
+        return PassTime(
+            forward_s=sum(forward.values()),
+            backward_s=sum(backward.values()),
+            weight_s=weight_s,
+            forward_parts=forward,
+            backward_parts=backward,
+        )
+
+    def _block(self, plan: Plan, cut: Slice, kind: int, is_again: bool) -> PassTime:
+        key = (cut, plan.recompute, kind, is_again)
+        if key not in self._blocks:
+            self._blocks[key] = block_time(
+                self._job, self._cluster, plan, self._imbalance.expected, self._efficiency, kind, is_again
+            )
+        return self._blocks[key]
+
+    def _between(self, plan: Plan, items: Mapping[str, float]) -> dict[str, float]:
+        """What comes after the passes: gradients summed, weights updated and given back."""
+        ends = [self._of_parameters(plan, stage) for stage in {0, plan.pp - 1}]
+        largest = max(ends, key=_total).copy()
+        num_micro = plan.num_micro(self._job)
+        if plan.zero_stage >= 2:
+            largest["gradients"] *= num_micro
+        if plan.zero_stage == 3:
+            largest["weights"] *= 2 * num_micro
+        window = sum(value for part, value in items.items() if part not in ("pp", "bubble")) / (
+            1 if plan.zero_stage >= 2 else num_micro
+        )
+        for part in ("gradients", "weights"):
+            if part in self._job.engine.overlaps:
+                largest[part] -= self._efficiency.hidden * min(largest[part], window / 2)
+        return largest
+
+    def _of_parameters(self, plan: Plan, stage: int) -> dict[str, float]:
+        counts = stage_parameters(self._job, plan, stage)
+        calls = max(plan.stage_layers) * plan.chunks if plan.zero_stage == 3 else 1
+        key = (counts, plan.sizes, calls, plan.zero_stage, plan.offload_optimizer)
+        if key not in self._updates:
+            self._updates[key] = _of_parameters(self._job, self._cluster, plan, self._efficiency, calls, *counts)
+        return self._updates[key]
+
+
+class _Passed(NamedTuple):
+    """A plan's `items` before its gradients are summed, its passes, and the seconds of a message between stages."""
+
+    items: dict[str, float]
+    passes: tuple[PassTime, ...]
+    send_s: float
+
+
+def _total(items: Mapping[str, float]) -> float:
+    return sum(items.values())
 
 
 @lru_cache(maxsize=64)
 def _model_flops(job: Job) -> int:
     return training_flops_per_token(job.model, job.seq_len)
-
-
-def _passes(job: Job, cluster: Cluster, plan: Plan, imbalance: float, efficiency: Efficiency) -> tuple[PassTime, ...]:
-    blocks: dict[tuple[int, int], PassTime] = {}
-    found: dict[tuple[tuple[int, ...], bool, bool], PassTime] = {}
-    passes, first = [], 0
-    for place, size in enumerate(plan.stage_layers):
-        kinds = tuple(kind_of(job, layer) for layer in range(first, first + size))
-        first += size
-        key = (kinds, place == 0, place == len(plan.stage_layers) - 1)
-        if key not in found:
-            found[key] = _virtual_stage(job, cluster, plan, imbalance, efficiency, blocks, *key)
-        passes.append(found[key])
-    return tuple(passes)
-
-
-def _virtual_stage(
-    job: Job,
-    cluster: Cluster,
-    plan: Plan,
-    imbalance: float,
-    efficiency: Efficiency,
-    blocks: dict[tuple[int, int], PassTime],
-    kinds: tuple[int, ...],
-    is_first: bool,
-    is_last: bool,
-) -> PassTime:
-    forward: dict[str, float] = {}
-    backward: dict[str, float] = {}
-    weight_s = repeated_s = 0.0
-    depth = job.model.mtp.depth if job.model.mtp is not None and is_last else 0
-    extra = tuple(job.model.num_layers + each for each in range(depth))
-    repeats = 0  # of the forward pass, before gradients of the input and in zero_bubble again before those of weights
-    if plan.pp > 1 and job.engine.keeps == "inputs":
-        repeats = (not is_last) + (plan.schedule == "zero_bubble" and not is_first)
-    for index, kind in enumerate((*kinds, *(kind_of(job, layer) for layer in extra))):
-        is_again = plan.recompute != "none" and (plan.recompute_layers is None or index < plan.recompute_layers)
-        key = (kind, int(is_again))
-        if key not in blocks:
-            blocks[key] = _block(job, cluster, plan, imbalance, efficiency, kind, is_again)
-        each = blocks[key]
-        weight_s += each.weight_s
-        _add(forward, each.forward_parts)
-        _add(backward, each.backward_parts)
-        # a block whose input is kept goes forward only where it runs again, in zero_bubble twice
-        is_kept = repeats > 0 and is_again and plan.recompute_kept == "block_inputs" and not is_last
-        repeated_s += (repeats - is_kept) * each.forward_s
-    ends = _ends(job, cluster, plan, efficiency, is_first, (1 + depth) if is_last else 0)
-    _add(forward, ends)
-    _add(backward, {part: 2 * value for part, value in ends.items()})
-    if repeats:
-        _add(backward, {"recompute": repeated_s + repeats * sum(ends.values())})
-    return PassTime(
-        forward_s=sum(forward.values()),
-        backward_s=sum(backward.values()),
-        weight_s=weight_s,
-        forward_parts=forward,
-        backward_parts=backward,
-    )
-
-
-def _block(
-    job: Job, cluster: Cluster, plan: Plan, imbalance: float, efficiency: Efficiency, kind: int, is_again: bool
-) -> PassTime:
-    cost = block_cost(job, Slice.of(plan), kind)
-    forward = _compute(job, cluster, cost, imbalance, efficiency)
-    moved = _communication(job, cluster, plan, cost, imbalance, efficiency)
-    if job.engine.pairs_passes and "ep" in moved:
-        moved["ep"] = max(0.0, moved["ep"] - PAIRED_SHARE * sum(forward.values()))
-    core_s = job.engine.pace * _core_s(job, cluster, cost, efficiency)
-    backward = {part: BACKWARD_PRODUCTS * value for part, value in forward.items()}
-    backward["attention"] += (BACKWARD_CORE - BACKWARD_PRODUCTS) * core_s
-    weight_s = sum(value for part, value in forward.items() if part != "other") - core_s
-    _add(backward, moved)
-    if is_again:
-        again = sum(forward.values()) + sum(moved.values())
-        if plan.recompute == "selective":
-            again = forward["other"] + (0.0 if job.engine.flash else core_s)
-        _add(backward, {"recompute": again})
-    _add(forward, moved)
-    return PassTime(
-        forward_s=sum(forward.values()),
-        backward_s=sum(backward.values()),
-        weight_s=weight_s,
-        forward_parts=forward,
-        backward_parts=backward,
-    )
-
-
-def _core_s(job: Job, cluster: Cluster, cost: BlockCost, efficiency: Efficiency) -> float:
-    """Attention products are done in 16 bits where matrix products are done in 8."""
-    peak = cluster.device.peak("bf16" if job.precision == "fp8" else job.precision)
-    share = efficiency.core * job.seq_len / (job.seq_len + efficiency.core_knee)
-    return job.engine.core_pace * cost.core_flops / (peak * share)
-
-
-def product_s(product: Product, peak_flops_per_s: float, efficiency: Efficiency) -> float:
-    """Seconds of a matrix product: `product` of the peak, less where a dimension is short."""
-    knee = efficiency.product_knee
-    share = efficiency.product
-    for size in (product.m, product.n, product.k):
-        share *= size / (size + knee)
-    return product.flops / (peak_flops_per_s * share)
-
-
-def _compute(job: Job, cluster: Cluster, cost: BlockCost, imbalance: float, efficiency: Efficiency) -> dict[str, float]:
-    peak = cluster.device.peak(job.precision)
-    parts = {"attention": _core_s(job, cluster, cost, efficiency), "feed-forward": 0.0, "experts": 0.0}
-    for product in cost.products:
-        is_routed = product.part == "experts"
-        parts[product.part] += (imbalance if is_routed else 1.0) * product_s(product, peak, efficiency)
-        parts[product.part] += product.times * efficiency.operator_s if is_routed else 0.0
-    rate = cluster.device.memory_bytes_per_s * efficiency.vector
-    parts["experts"] += imbalance * cost.routed_vector_bytes / rate
-    parts["other"] = cost.vector_bytes / rate + cost.num_operators * efficiency.operator_s
-    return {part: job.engine.pace * value for part, value in parts.items()}
-
-
-def _communication(
-    job: Job, cluster: Cluster, plan: Plan, cost: BlockCost, imbalance: float, efficiency: Efficiency
-) -> dict[str, float]:
-    """Exposed, by axis: of what the engine overlaps, the share that is not hidden. Ring attention runs beside its
-    products."""
-    found: dict[str, float] = {}
-    for move in cost.moves:
-        group = span(plan, move.axis, cluster.devices_per_node)
-        size_bytes = move.size_bytes * (imbalance if move.axis in ROUTED_AXES else 1.0)
-        far_share = _far_share(job, group) if move.axis == "ep" else 1.0
-        value = collective_s(move.verb, size_bytes, group, cluster, efficiency, far_share=far_share)
-        found[move.axis] = found.get(move.axis, 0.0) + value
-    overlaps = job.engine.overlaps | ({"cp"} if plan.context == "ring" else frozenset())
-    return {axis: value * (1 - efficiency.hidden) if axis in overlaps else value for axis, value in found.items()}
-
-
-def _far_share(job: Job, group: Span) -> float:
-    """Of K rows of a token the expected number of nodes that they go to, through K, where each node gets it once."""
-    moe = job.model.moe
-    if moe is None or not job.engine.sends_once:
-        return 1.0
-    nodes = group.size / group.inside
-    return nodes * (1 - (1 - 1 / nodes) ** moe.top_k) / moe.top_k
-
-
-def _ends(
-    job: Job, cluster: Cluster, plan: Plan, efficiency: Efficiency, is_first: bool, num_heads: int
-) -> dict[str, float]:
-    """Forward pass of the embedding and of `num_heads` heads with their loss."""
-    cut = Slice.of(plan)
-    t, D, V = tokens(job, cut), job.model.hidden, job.model.vocab_size
-    rate = cluster.device.memory_bytes_per_s * efficiency.vector
-    found: dict[str, float] = {}
-    if is_first:
-        found["other"] = 3 * t * D * job.activation_bytes / rate
-    if num_heads:
-        product = Product("head", t, V / plan.tp, D)
-        peak = cluster.device.peak("bf16" if job.precision == "fp8" else job.precision)
-        found["head"] = num_heads * product_s(product, peak, efficiency)
-        found["other"] = found.get("other", 0.0) + num_heads * 4 * t * V / plan.tp * FP32_BYTES / rate
-    return {part: job.engine.pace * value for part, value in found.items()}
 
 
 class Pipeline(NamedTuple):
@@ -307,7 +246,7 @@ def _pipeline(
     items: dict[str, float] = {}
     for each in passes[found.busiest :: plan.pp]:
         for parts in (each.forward_parts, each.backward_parts):
-            _add(items, {part: num_micro * value for part, value in parts.items()})
+            add_parts(items, {part: num_micro * value for part, value in parts.items()})
     if plan.pp == 1:
         return {**items, "bubble": 0.0}, 0.0
     size_bytes = tokens(job, Slice.of(plan)) * job.model.hidden * job.activation_bytes / plan.tp
@@ -316,39 +255,13 @@ def _pipeline(
     return {**items, "pp": waiting_s, "bubble": found.bubble_s}, message_s
 
 
-def _between(
-    job: Job, cluster: Cluster, plan: Plan, efficiency: Efficiency, items: Mapping[str, float]
-) -> dict[str, float]:
-    """What comes after the passes: gradients summed, weights updated and given back."""
-    largest: dict[str, float] = {}
-    for stage in {0, plan.pp - 1}:
-        found = _of_parameters(job, cluster, plan, efficiency, *stage_parameters(job, plan, stage))
-        if sum(found.values()) > sum(largest.values()):
-            largest = found
-    num_micro = plan.num_micro(job)
-    if plan.zero_stage >= 2:
-        largest["gradients"] *= num_micro
-    if plan.zero_stage == 3:
-        largest["weights"] *= 2 * num_micro
-    window = sum(value for part, value in items.items() if part not in ("pp", "bubble")) / (
-        1 if plan.zero_stage >= 2 else num_micro
-    )
-    for part in ("gradients", "weights"):
-        if part in job.engine.overlaps:
-            hidden = efficiency.hidden * min(largest[part], window / 2)
-            largest[part] -= hidden
-    return largest
-
-
 def _of_parameters(
-    job: Job, cluster: Cluster, plan: Plan, efficiency: Efficiency, dense: int, expert: int
+    job: Job, cluster: Cluster, plan: Plan, efficiency: Efficiency, calls: int, dense: int, expert: int
 ) -> dict[str, float]:
-    """Once each: gradients summed, weights given back (gathered, in stage 3 as often as they are used), and what the
-    optimizer reads and writes."""
+    """Once each: gradients summed and weights given back, in so many calls, and what the optimizer reads and writes."""
     engine, device = job.engine, cluster.device
     is_gathered = plan.zero_stage == 3
     weight_bytes = min(engine.weight_bytes, job.activation_bytes) if is_gathered else engine.weight_bytes
-    calls = max(plan.stage_layers) * plan.chunks if is_gathered else 1
     found = {"gradients": 0.0, "weights": 0.0, "optimizer": 0.0}
     for axis, parameters in (("dp x cp", dense), ("edp", expert)):
         if parameters == 0:
@@ -364,8 +277,3 @@ def _of_parameters(
         rate = device.host_bytes_per_s if plan.offload_optimizer else device.memory_bytes_per_s * efficiency.vector
         found["optimizer"] += touched / (group.size if is_cut else 1) / rate
     return found
-
-
-def _add(totals: dict[str, float], parts: Mapping[str, float]) -> None:
-    for part, value in parts.items():
-        totals[part] = totals.get(part, 0.0) + value

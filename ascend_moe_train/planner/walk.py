@@ -12,29 +12,37 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from ascend_moe_train.parallel.config import ScheduleName
-from ascend_moe_train.planner.bounds import PassTimes, busy_s, least_bytes, least_step_s, splits
+from ascend_moe_train.planner.bounds import (
+    PassTimes,
+    busy_s,
+    least_bubble,
+    least_bytes,
+    least_step_s,
+    splits,
+)
 from ascend_moe_train.planner.efficiency import Efficiency
 from ascend_moe_train.planner.hardware import Cluster
 from ascend_moe_train.planner.layers import Slice
-from ascend_moe_train.planner.memory import Memory, memory_of
+from ascend_moe_train.planner.memory import Memories, Peak
 from ascend_moe_train.planner.plan import Imbalance, Job, Plan, check
 from ascend_moe_train.planner.rejections import Rejections
 from ascend_moe_train.planner.scored import Scored
 from ascend_moe_train.planner.space import Space, Variant, Zero
-from ascend_moe_train.planner.step_time import StepTime, time_of
+from ascend_moe_train.planner.step_time import StepTime, StepTimes
 
 NEAREST = 24  # plans without room that are looked at
 
 
 class _Node(NamedTuple):
-    """What is still to be opened: a cut, with `pp` also a number of stages, with `stage_layers` a whole pipeline."""
+    """What is still to be opened: a cut, with `pp` also a number of stages, with `chunks` a schedule, and with
+    `stage_layers` a whole pipeline."""
 
     least_s: float
     order: int
     cut: Slice
     pp: int = 0
     schedule: ScheduleName = "1f1b"
-    chunks: int = 1
+    chunks: int = 0
     stage_layers: tuple[int, ...] = ()
 
 
@@ -52,10 +60,12 @@ class Walk:
         top: int,
         limit_s: float | None = None,
     ) -> None:
-        self._job, self._cluster, self._imbalance, self._efficiency = job, cluster, imbalance, efficiency
-        self._top, self._limit_s = top, limit_s
+        self._job, self._cluster, self._imbalance = job, cluster, imbalance
+        self._top, self._limit_s, self._top_s = top, limit_s, float("inf")
         self._repeats = job.engine.keeps == "inputs"
         self._times = PassTimes(job, cluster, imbalance, efficiency)
+        self._memories = Memories(job, cluster, imbalance)
+        self._steps = StepTimes(job, cluster, imbalance, efficiency)
         self._heap: list[_Node] = []
         self._order = count()
         self._lean: dict[tuple[Slice, int], tuple[Variant, ...]] = {}
@@ -68,8 +78,8 @@ class Walk:
         self.space, refused = space.without_impossible(job)
         for label, reason in refused.items():
             self.rejections.add("impossible", label, reason)
-        variants = len(space.zero) * len(space.recompute) * len(space.offload)
-        self._plans_of = {pp: variants * len(list(space.pipelines(pp, job.model.num_layers))) for pp in space.pp}
+        self._variants = len(space.zero) * len(space.recompute) * len(space.offload)
+        self._plans_of = {pp: self._variants * len(list(space.pipelines(pp, job.model.num_layers))) for pp in space.pp}
 
     def run(self) -> None:
         """Until nothing that is left can be among the best."""
@@ -81,19 +91,17 @@ class Walk:
             node = heapq.heappop(self._heap)
             if not node.pp:
                 self._open_cut(node)
-            elif not node.stage_layers:
+            elif not node.chunks:
                 self._open_stages(node)
+            elif not node.stage_layers:
+                self._open_pipeline(node)
             else:
                 self._evaluate(node)
 
     @property
     def limit_s(self) -> float:
         """What a step must be shorter than to be of interest."""
-        if self._limit_s is not None:
-            return self._limit_s
-        if len(self.best) < self._top:
-            return float("inf")
-        return sorted(scored.time.step_s for scored in self.best.values())[self._top - 1]
+        return self._limit_s if self._limit_s is not None else self._top_s
 
     def stages(self, cut: Slice) -> Iterator[int]:
         """Numbers of stages that go with a cut."""
@@ -103,7 +111,7 @@ class Walk:
         """A plan that does not fit and whose step is shorter, the one that needs the least memory of those that came
         nearest to having room with all recomputed."""
         nearest = heapq.nsmallest(NEAREST, self._too_big)
-        found = [Scored(plan=plan, memory=self._memory(plan), time=self._time(plan)) for _, _, plan in nearest]
+        found = [Scored(plan=plan, memory=self._memories.of(plan), time=self._time(plan)) for _, _, plan in nearest]
         for each in sorted(found, key=lambda each: each.memory.peak_bytes):
             is_faster = each.time.step_s < step_s and not each.memory.fits(self._cluster.device)
             if is_faster and check(self._job, each.plan) is None:
@@ -116,8 +124,10 @@ class Walk:
             if not node.pp:
                 of_cut = sum(self._plans_of[pp] for pp in self.space.stages(self._job, node.cut))
                 yield node.cut, 0, node.least_s, of_cut
-            elif not node.stage_layers:
+            elif not node.chunks:
                 yield node.cut, node.pp, node.least_s, self._plans_of[node.pp]
+            elif not node.stage_layers:
+                yield node.cut, node.pp, node.least_s, self._variants
 
     def _rounds(self, cut: Slice) -> float:
         """Micro-batches of a step through pp: how often a device does its part of one, on average over the stages."""
@@ -143,18 +153,21 @@ class Walk:
             heapq.heappush(self._heap, _Node(least_s, next(self._order), node.cut, pp))
 
     def _open_stages(self, node: _Node) -> None:
+        num_micro = round(self._rounds(node.cut) * node.pp)
+        for schedule, chunks in self.space.pipelines(node.pp, self._job.model.num_layers):
+            least_s = node.least_s * least_bubble(node.pp, num_micro, chunks, schedule)
+            rest = node.cut, node.pp, schedule, chunks
+            heapq.heappush(self._heap, _Node(least_s, next(self._order), *rest))
+
+    def _open_pipeline(self, node: _Node) -> None:
         passes = self._times.of(node.cut)
         num_micro = round(self._rounds(node.cut) * node.pp)
         repeats = self._repeats and node.pp > 1
-        done: dict[int, list[tuple[tuple[int, ...], list[float]]]] = {}
-        for schedule, chunks in self.space.pipelines(node.pp, self._job.model.num_layers):
-            if chunks not in done:
-                shares = splits(passes, node.pp, chunks, repeats=repeats)
-                done[chunks] = [(each, busy_s(passes, each, node.pp, repeats=repeats)) for each in shares]
-            for layers, busy in done[chunks]:
-                least_s = least_step_s(busy, num_micro, chunks, schedule, passes.slow)
-                rest = node.cut, node.pp, schedule, chunks, layers
-                heapq.heappush(self._heap, _Node(max(least_s, node.least_s), next(self._order), *rest))
+        for layers in splits(passes, node.pp, node.chunks, repeats=repeats):
+            busy = busy_s(passes, layers, node.pp, repeats=repeats)
+            least_s = least_step_s(busy, num_micro, node.chunks, node.schedule, passes.slow)
+            rest = node.cut, node.pp, node.schedule, node.chunks, layers
+            heapq.heappush(self._heap, _Node(max(least_s, node.least_s), next(self._order), *rest))
 
     def _evaluate(self, node: _Node) -> None:
         """Every way to keep weights and states that may have room; of each, the least recomputation that fits."""
@@ -169,16 +182,16 @@ class Walk:
             return
         leanest = max(allowed, key=lambda plan: (plan.zero_stage, plan.offload_optimizer))
         leanest = replace(leanest, recompute=self.space.recompute[-1])
-        memory = self._memory(leanest)
-        if not self._has_room(leanest, memory, count=len(allowed) * len(self.space.recompute)):
-            self._too_big.append((memory.peak_bytes, next(self._order), allowed[0]))
+        peak = self._memories.peak(leanest)
+        if not self._has_room(leanest, peak, count=len(allowed) * len(self.space.recompute)):
+            self._too_big.append((peak.size_bytes, next(self._order), allowed[0]))
             return
         beaten = (float("inf"), float("inf"))
         for plan in allowed:
             time = self._time(plan)
             if time.step_s >= self.limit_s:
                 continue
-            pair = time.step_s, self._memory(plan).peak_bytes
+            pair = time.step_s, self._memories.peak(plan).size_bytes
             if pair[0] >= beaten[0] and pair[1] >= beaten[1]:
                 continue  # longer and larger with nothing recomputed, and so with anything
             beaten = min(beaten, pair)
@@ -204,10 +217,7 @@ class Walk:
 
     def _time(self, plan: Plan) -> StepTime:
         self.num_evaluated += 1
-        return time_of(self._job, self._cluster, plan, self._imbalance, self._efficiency)
-
-    def _memory(self, plan: Plan) -> Memory:
-        return memory_of(self._job, self._cluster, plan, self._imbalance)
+        return self._steps.of(plan)
 
     def _least_recomputed(self, plan: Plan, time: StepTime) -> Scored | None:
         """The fastest of a plan's policies that fits, or None."""
@@ -226,33 +236,33 @@ class Walk:
     def _of_policy(self, plan: Plan, time: StepTime | None) -> Scored | None:
         if time is None and self._time(replace(plan, recompute_layers=1)).step_s >= self.limit_s:
             return None
-        memory = self._memory(plan)
-        if not self._has_room(plan, memory):
+        peak = self._memories.peak(plan)
+        if not self._has_room(plan, peak):
             if plan.recompute == "none":
-                self._too_big.append((memory.peak_bytes, next(self._order), plan))
+                self._too_big.append((peak.size_bytes, next(self._order), plan))
             return None
         most = max(plan.stage_layers)
         if plan.recompute != "none" and self._limit_s is None:
             low, high = 0, most  # layers: too few, enough
             while high - low > 1:
                 middle = (low + high) // 2
-                found = self._memory(replace(plan, recompute_layers=middle))
-                if found.fits(self._cluster.device):
-                    high, memory = middle, found
+                if self._memories.peak(replace(plan, recompute_layers=middle)).fits(self._cluster.device):
+                    high = middle
                 else:
                     low = middle
             plan = replace(plan, recompute_layers=high) if high < most else plan
-        return Scored(plan=plan, memory=memory, time=time if time is not None else self._time(plan))
+        time = time if time is not None else self._time(plan)
+        return Scored(plan=plan, memory=self._memories.of(plan), time=time)
 
-    def _has_room(self, plan: Plan, memory: Memory, count: int = 1) -> bool:
+    def _has_room(self, plan: Plan, peak: Peak, count: int = 1) -> bool:
         """Whether a plan fits; if not, it is counted, `count` times."""
         device = self._cluster.device
-        if memory.fits(device):
+        if peak.fits(device):
             return True
-        needs, room = memory.peak_bytes, device.memory_bytes
+        needs, room = peak.size_bytes, device.memory_bytes
         if needs <= room:
-            needs, room = memory.host_bytes, device.host_memory_bytes
-        self.rejections.too_big(_family(plan, plan.pp), memory.fullest, needs, room, count=count)
+            needs, room = peak.host_bytes, device.host_memory_bytes
+        self.rejections.too_big(_family(plan, plan.pp), peak.stage, needs, room, count=count)
         return False
 
     def _keep(self, found: Scored) -> bool:
@@ -264,6 +274,8 @@ class Walk:
         before = self.best.get(found.layout)
         if before is None or self._rank(found) < self._rank(before):
             self.best[found.layout] = found
+            if len(self.best) >= self._top:
+                self._top_s = sorted(each.time.step_s for each in self.best.values())[self._top - 1]
         return True
 
     def _rank(self, found: Scored) -> tuple[float, float]:

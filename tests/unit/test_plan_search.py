@@ -5,10 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ascend_moe_train.errors import ConfigError
 from ascend_moe_train.model.config import ModelConfig, MoEConfig, MTPConfig
-from ascend_moe_train.planner.bounds import PassTimes, busy_s, least_bytes, least_step_s, splits
+from ascend_moe_train.planner.bounds import PassTimes, busy_s, least_bubble, least_bytes, least_step_s, splits
 from ascend_moe_train.planner.hardware import Cluster, parse_cluster
 from ascend_moe_train.planner.layers import Slice
 from ascend_moe_train.planner.memory import memory_of
@@ -112,6 +114,30 @@ def test_the_search_is_as_good_as_trying_everything(
     found = search(job, cluster, space=space, imbalance=IMBALANCE, top=1)
     assert found.best[0].time.step_s == pytest.approx(fastest, rel=1e-12)
     assert found.num_evaluated < count / 2
+
+
+@given(
+    busy=st.lists(st.floats(0.0, 100.0), min_size=1, max_size=16).filter(sum),
+    num_micro=st.integers(1, 64),
+    chunks=st.integers(1, 8),
+)
+def test_a_bubble_has_a_least_size(busy: list[float], num_micro: int, chunks: int) -> None:
+    """Whatever the shares of the stages are."""
+    for schedule in ("interleaved", "zero_bubble"):
+        even_s = num_micro * sum(busy) / len(busy)
+        least_s = least_step_s(busy, num_micro, chunks, schedule, 1.0)
+        assert least_bubble(len(busy), num_micro, chunks, schedule) * even_s <= least_s * (1 + 1e-9)
+
+
+def test_the_least_bubble_is_reached() -> None:
+    """By stages each of which ends with the last micro-batch at the same moment."""
+    for num_micro, chunks in ((4, 1), (8, 2)):
+        busy = [1.0]
+        for _ in range(3):
+            busy.append(busy[0] - sum(busy) / (chunks * num_micro))
+        even_s = num_micro * sum(busy) / len(busy)
+        least_s = least_bubble(4, num_micro, chunks, "interleaved") * even_s
+        assert least_s == pytest.approx(least_step_s(busy, num_micro, chunks, "interleaved", 1.0), rel=1e-12)
 
 
 def test_head_room_is_what_trying_everything_finds() -> None:

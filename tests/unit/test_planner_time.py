@@ -16,12 +16,13 @@ from ascend_moe_train.parallel.mesh import mesh_of
 from ascend_moe_train.parallel.schedule import schedule
 from ascend_moe_train.parallel.timeline import equal_stages, simulate
 from ascend_moe_train.parallel.traffic import model_traffic
+from ascend_moe_train.planner.block_time import PassTime
 from ascend_moe_train.planner.efficiency import efficiencies
 from ascend_moe_train.planner.hardware import Cluster, parse_cluster
 from ascend_moe_train.planner.layers import Slice, block_cost
 from ascend_moe_train.planner.memory import activations
 from ascend_moe_train.planner.plan import BALANCED, ENGINES, Imbalance, Job, Plan, check
-from ascend_moe_train.planner.step_time import PassTime, pipeline_s, time_of
+from ascend_moe_train.planner.step_time import pipeline_s, time_of
 from ascend_moe_train.presets import PRESETS
 from ascend_moe_train.train.config import BatchConfig, RunConfigPart
 
