@@ -7,7 +7,7 @@ import argparse
 import subprocess
 import sys
 
-NAMES = ("step_speed", "convert", "collectives", "ranks", "pipeline", "recompute")
+NAMES = ("step_speed", "convert", "collectives", "ranks", "pipeline", "recompute", "plan_speed")
 
 
 def main() -> None:

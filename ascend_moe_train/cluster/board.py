@@ -63,7 +63,7 @@ class Status:
 
 
 class Slot:
-    """A rank's own slot, to write. An update takes microseconds; several threads may make them."""
+    """A rank's own slot, to write. Nobody waits for a reader; several threads may make updates."""
 
     def __init__(self, memory: mmap.mmap, rank: int) -> None:
         self._memory = memory
