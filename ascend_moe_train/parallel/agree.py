@@ -5,6 +5,7 @@ backend has for all ranks: `all_gather` and `broadcast` of int32.
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,22 @@ def broadcast_json(comm: Comm, value: Any, root: int = 0, group: Group | None = 
 
 def sum_int(comm: Comm, value: int, group: Group | None = None) -> int:
     """The sum over the ranks, in 64 bits."""
-    halves = np.array([value], np.int64).view(np.int32)
-    return int(comm.all_gather(group or comm.world, halves).view(np.int64).sum())
+    return int(_gathered(comm, np.array([value], np.int64), group).sum())
+
+
+def max_int(comm: Comm, value: int, group: Group | None = None) -> int:
+    """The largest of the ranks, in 64 bits."""
+    return int(_gathered(comm, np.array([value], np.int64), group).max())
+
+
+def sum_floats(comm: Comm, values: Sequence[float], group: Group | None = None) -> list[float]:
+    """The sum of each value over the ranks, in 64 bits, in the order of the group: the same on all of them."""
+    return [float(each) for each in _gathered(comm, np.array(values, np.float64), group).sum(axis=0)]
+
+
+def _gathered(comm: Comm, x_P: NDArray[Any], group: Group | None) -> NDArray[Any]:
+    """Every rank's numbers of 64 bits, as halves: (n, P)."""
+    return comm.all_gather(group or comm.world, x_P.view(np.int32)).view(x_P.dtype).reshape(-1, len(x_P))
 
 
 def _numbers(value: Any) -> NDArray[np.int32]:

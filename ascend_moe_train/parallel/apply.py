@@ -26,7 +26,7 @@ def parallelize(model: Transformer, mesh: Mesh, config: RunConfig, collectives: 
     sequences of which ranks of a cp group have pieces; tokens find their way to the ranks of their experts; blocks are
     told what to keep for the backward pass; last, gradients and what the optimizer keeps are shared out to the ranks
     that would hold the same. Pipeline stages need nothing else: their weights alone are here. The model's weights are
-    still to be filled. Raises TrainingError if the parts do not add up to the model.
+    still to be filled. Nothing is sent: `zero.check_adds_up` finds out whether the parts of all ranks are the model.
     """
     placed = placed_by(config, mesh, collectives.rank)
     if mesh.world_size > 1:

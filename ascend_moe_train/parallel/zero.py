@@ -22,6 +22,7 @@ from ascend_moe_train.model.layers import empty
 from ascend_moe_train.model.transformer import Transformer
 from ascend_moe_train.optim.host_adamw import HostTensor
 from ascend_moe_train.optim.reduction import LocalReduction, Reduction
+from ascend_moe_train.parallel.agree import sum_floats
 from ascend_moe_train.parallel.buckets import CLASSES, Form, Share, share_of
 from ascend_moe_train.parallel.comm import Collectives, Comm, Tensor, Wire
 from ascend_moe_train.parallel.cuts import GROUP_AXES, gradient_groups
@@ -132,8 +133,7 @@ def apply_zero(
 ) -> Sharded:
     """Shares out the weights of a model whose cells hold what `placed` says, and still are to be filled.
 
-    Every rank calls it. In stage 3 weights become flat parts. Raises TrainingError if what the ranks update does not
-    add up to the model.
+    Every rank calls it. In stage 3 weights become flat parts.
     """
     parallel = config.parallel
     weights = dict(model.weights())
@@ -149,7 +149,6 @@ def apply_zero(
         wire=wire,
         offload=parallel.offload_optimizer,
     )
-    check_adds_up(plan, placed, collectives.comm)
     kept = dict(model.weights())
     own = {share.name: _own(share, plan.offload) for share in plan.trained if plan.offload or share.form == "parts"}
     return Sharded(
@@ -164,7 +163,7 @@ def apply_zero(
 def check_adds_up(plan: ZeroPlan, placed: Mapping[str, Placement], comm: Comm) -> None:
     """Raises TrainingError unless what all ranks update is each element of the model once. Every rank calls it."""
     here = {share.name: share.weight * share.num_counted for share in plan.trained}
-    counts_P = comm.all_reduce(comm.world, np.array([here.get(name, 0.0) for name in plan.names], np.float64))
+    counts_P = sum_floats(comm, [here.get(name, 0.0) for name in plan.names])
     wrong = [
         f"{name} ({placed[name].gradient}) {count:g} of {prod(placed[name].shape)}"
         for name, count in zip(plan.names, counts_P, strict=True)

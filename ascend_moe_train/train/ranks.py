@@ -3,12 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from ascend_moe_train.cluster.rank import Progress, progress, run_id, unlink_shared_memory
 from ascend_moe_train.config import RunConfig
 from ascend_moe_train.data.loader import Batch
-from ascend_moe_train.parallel.agree import broadcast_json, exchange_json
+from ascend_moe_train.parallel.agree import broadcast_json, exchange_json, max_int, sum_floats
 from ascend_moe_train.parallel.comm import Comm, Group, LocalComm
 from ascend_moe_train.parallel.mesh import Mesh, mesh_of
 from ascend_moe_train.parallel.places import own_part
@@ -44,15 +42,15 @@ class Ranks:
     def total(self, values: list[float]) -> list[float]:
         """Sums of what ranks have of the losses of their sequences: some of the tokens, or nothing on another stage
         than the last."""
-        return [float(x) for x in self.comm.all_reduce(self.counting, np.array(values, np.float64))]
+        return sum_floats(self.comm, values, self.counting)
 
     def sum_of_all(self, value: float) -> float:
         """The sum over all ranks."""
-        return float(self.comm.all_reduce(self.comm.world, np.array([value], np.float64))[0])
+        return sum_floats(self.comm, [value])[0]
 
     def largest(self, value: int) -> int:
         """The largest of all ranks."""
-        return int(self.comm.all_reduce(self.comm.world, np.array([value], np.int64), "max")[0])
+        return max_int(self.comm, value)
 
     def first_of(self, value: str | None) -> str | None:
         """The value of the lowest rank that has one."""

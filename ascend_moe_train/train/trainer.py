@@ -22,6 +22,7 @@ from ascend_moe_train.optim.scaling import LossScale
 from ascend_moe_train.parallel.apply import parallelize, placed_by
 from ascend_moe_train.parallel.host_ops import HostOps
 from ascend_moe_train.parallel.pipeline import site_of
+from ascend_moe_train.parallel.zero import check_adds_up
 from ascend_moe_train.train.building import make_step
 from ascend_moe_train.train.guard import find_origin, remember_loss, spike_limit
 from ascend_moe_train.train.metrics import Smoother, StepMeter, StepRecord
@@ -66,6 +67,7 @@ class Trainer:
         make = HostAdamW if config.parallel.offload_optimizer else AdamW
         self.optimizer = make(self.sharded.weights, config.optim, self.kernels, self.sharded.num_dims)
         placed = placed_by(config, ranks.mesh, ranks.comm.rank)
+        check_adds_up(self.sharded.plan, placed, ranks.comm)
         self.tensors = Tensors(config, placed, self.model, self.sharded, self.optimizer)
         self.tensors.fill_first(start, given)
         self.checkpoints = Path(config.run.dir) / CHECKPOINTS

@@ -6,7 +6,7 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 
-from ascend_moe_train.parallel.agree import broadcast_json, exchange_json, sum_int
+from ascend_moe_train.parallel.agree import broadcast_json, exchange_json, max_int, sum_floats, sum_int
 from ascend_moe_train.parallel.comm import CommError, Group
 from ascend_moe_train.parallel.native import NativeOps
 from tests.parity.collective_cases import Case, cases, partition
@@ -73,6 +73,6 @@ def native(argument: Any) -> dict[str, Any]:
         "half": half.ranks,
         "exchanged": exchange_json(comm, {"ä": rank}),
         "broadcast": broadcast_json(comm, [rank], root=n - 1),
-        "agreed": [sum_int(comm, 2**40 + rank)],
+        "agreed": [sum_int(comm, 2**40 + rank), max_int(comm, 2**40 + rank), *sum_floats(comm, [2**40 + rank / 4])],
         "refusals": refusals(collectives, half),
     }

@@ -55,7 +55,7 @@ def test_native_on_cpus() -> None:
         assert rank in result["half"]
         assert result["host"].tolist() == [sum(result["half"])] * 3
         assert result["exchanged"] == [{"ä": each} for each in range(4)]
-        assert (result["broadcast"], result["agreed"]) == ([3], [2**42 + 6])
+        assert (result["broadcast"], result["agreed"]) == ([3], [2**42 + 6, 2**40 + 3, 2**42 + 1.5])
         assert result["verbs"] == NATIVE_VERBS
         assert [word in line for word, line in zip(REFUSED, result["refusals"], strict=True)] == [True] * len(REFUSED)
         assert all("; MPI" in line and "\n" not in line for line in result["refusals"])

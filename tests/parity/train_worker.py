@@ -18,6 +18,7 @@ from ascend_moe_train.parallel.comm import Comm, LocalComm, RecordingComm
 from ascend_moe_train.parallel.host_ops import HostOps
 from ascend_moe_train.parallel.mesh import Mesh, mesh_of, num_micro
 from ascend_moe_train.parallel.pipeline import site_of
+from ascend_moe_train.parallel.zero import check_adds_up
 from ascend_moe_train.parallel.zero_costs import zero_traffic
 from ascend_moe_train.train.building import make_step
 from ascend_moe_train.train.persist import Tensors
@@ -51,7 +52,9 @@ def train(case: Case, comm: Comm | None = None) -> dict[str, Any]:
     model, kernels, _ = build_model(config)
     sharded = parallelize(model, mesh, config, HostOps(recording))
     optimizer = AdamW(sharded.weights, config.optim, kernels, sharded.num_dims)
-    tensors = Tensors(config, placed_by(config, mesh, recording.rank), model, sharded, optimizer)
+    placed = placed_by(config, mesh, recording.rank)
+    check_adds_up(sharded.plan, placed, inner)
+    tensors = Tensors(config, placed, model, sharded, optimizer)
     tensors.fill_first(None, {})
     site = site_of(config, mesh, recording) if mesh.pp > 1 else None
     step = make_step(config, mesh, inner, model, sharded, optimizer, site)

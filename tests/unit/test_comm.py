@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from ascend_moe_train.parallel.agree import broadcast_json, exchange_json, sum_int
+from ascend_moe_train.parallel.agree import broadcast_json, exchange_json, max_int, sum_floats, sum_int
 from ascend_moe_train.parallel.comm import (
     VERBS,
     Array,
@@ -131,6 +131,7 @@ def test_agreement_uses_what_all_backends_have() -> None:
     value = {"ä": [1.5, None, "x"], "n": 2**70}
     assert exchange_json(comm, value) == [value] * 3
     assert broadcast_json(comm, value, root=1) == value
-    assert sum_int(comm, -(2**50)) == -3 * 2**50
+    assert (sum_int(comm, -(2**50)), max_int(comm, -(2**50))) == (-3 * 2**50, -(2**50))
+    assert sum_floats(comm, [1e-300, 0.1]) == [3e-300, pytest.approx(0.3, rel=1e-15)]
     assert exchange_json(comm, value, Group(name="alone", ranks=(1,), index=0)) == [value]
     assert {call.verb for call in comm.calls} == {"all_gather", "broadcast"}
