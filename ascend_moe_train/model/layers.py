@@ -9,6 +9,7 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 from mindspore import nn, ops
+from mindspore.common.initializer import initializer
 from numpy.typing import NDArray
 
 from ascend_moe_train.model.kernels.protocol import Kernels
@@ -16,9 +17,9 @@ from ascend_moe_train.model.kernels.protocol import Kernels
 Tensor = Any
 
 
-def empty(*shape: int, is_trained: bool = True) -> ms.Parameter:
-    """A parameter to be filled by `initialize`. It takes no memory before: zeros are shared until they are written."""
-    return ms.Parameter(ms.Tensor.from_numpy(np.zeros(shape, np.float32)), requires_grad=is_trained)
+def empty(*shape: int, is_trained: bool = True, name: str | None = None) -> ms.Parameter:
+    """A parameter of zeros, which takes no memory before it is filled."""
+    return ms.Parameter(initializer("zeros", shape, ms.float32), name=name, requires_grad=is_trained)
 
 
 def unchanged(x: Tensor) -> Tensor:

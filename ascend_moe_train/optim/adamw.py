@@ -10,6 +10,7 @@ from mindspore import nn, ops
 
 from ascend_moe_train.model.each import for_each
 from ascend_moe_train.model.kernels.protocol import Kernels
+from ascend_moe_train.model.layers import empty
 from ascend_moe_train.optim.config import OptimConfig
 
 Tensor = Any
@@ -68,12 +69,7 @@ class AdamW(nn.Cell):
 
     @staticmethod
     def _moments(weights: list[tuple[str, Any]], kind: str) -> Any:
-        return ms.ParameterTuple(
-            [
-                ms.Parameter(ms.Tensor(np.zeros(p.shape, np.float32)), name=f"{kind}.{name}", requires_grad=False)
-                for name, p in weights
-            ]
-        )
+        return ms.ParameterTuple([empty(*p.shape, is_trained=False, name=f"{kind}.{name}") for name, p in weights])
 
     def construct(
         self, grads: tuple[Tensor, ...], square: Tensor, loss: Tensor, control: Tensor

@@ -6,13 +6,14 @@ which it moves 32 bits without an error. For Ascend all verbs are written by the
 their graphs pass MindSpore's front end; they have not been run on a device.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import mindspore as ms
 import numpy as np
 from mindspore import communication, ops
 from mindspore.ops import constexpr
 
+from ascend_moe_train.model.kernels.constants import DTYPES
 from ascend_moe_train.parallel.comm import (
     Array,
     Comm,
@@ -28,46 +29,62 @@ from ascend_moe_train.parallel.comm import (
 )
 from ascend_moe_train.parallel.shaping import identity, of_any_rows, of_any_shape
 
-_DTYPES = {"fp16": ms.float16, "bf16": ms.bfloat16}
+# the primitive: ops.stop_gradient is a graph of its own, which MindSpore loses in a bprop
+_stopped = ops.operations.StopGradient()
+
+
+class Drawn(NamedTuple):
+    """A rank of an Ascend cluster that is not here, whose graphs are drawn up and not run."""
+
+    rank: int
+    world_size: int
 
 
 class NativeOps:
     """`comm.Collectives` over the processes that msrun started.
 
     Unlike in `comm.Comm`, sums are made by the library, in an order of its own, and with `wire` in that dtype. Ranks of
-    a group ascend. Making one starts the library.
+    a group ascend. Making one starts the library, unless it is for a `drawn` rank, whose operators can only be put into
+    graphs: those that are made here take the size of their group from it, not from the library.
     """
 
-    def __init__(self) -> None:
-        communication.init()
-        self._is_cpu = ms.get_context("device_target") == "CPU"
-        self.rank: int = communication.get_rank()
-        self.world = Group(name="world", ranks=tuple(range(communication.get_group_size())), index=self.rank)
+    def __init__(self, drawn: Drawn | None = None) -> None:
+        self._is_drawn = drawn is not None
+        if drawn is None:
+            communication.init()
+            drawn = Drawn(communication.get_rank(), communication.get_group_size())
+        self._is_cpu = not self._is_drawn and ms.get_context("device_target") == "CPU"
+        self.rank: int = drawn.rank
+        self.world = Group(name="world", ranks=tuple(range(drawn.world_size)), index=drawn.rank)
         self._names = {self.world.ranks: communication.GlobalComm.WORLD_COMM_GROUP}
         self.comm: Comm = EagerComm(self)
         self._zero = ms.Tensor(np.zeros(1, np.float32))
 
     def split(self, name: str, partition: Partition) -> Group:
         group = own_group(name, partition, self.rank, self.world.size)
-        if group.size > 1 and group.ranks not in self._names:
+        if group.size > 1 and group.ranks not in self._names and not self._is_drawn:
             if list(group.ranks) != sorted(group.ranks):
                 raise CommError(f"split {name!r}: ranks {list(group.ranks)} do not ascend")
             self._names[group.ranks] = f"{name}_{group.ranks[0]}"
             communication.create_group(self._names[group.ranks], list(group.ranks))
         return group
 
+    def _name(self, group: Group) -> str:
+        """The library's; where it is not here, ours."""
+        return group.name if self._is_drawn else self._names[group.ranks]
+
     def all_reduce(self, group: Group, how: How = "sum", wire: Wire | None = None) -> Operator:
         if group.size == 1:
             return identity
         if self._is_cpu and (how != "sum" or wire == "bf16"):
             raise _lacking("all_reduce", group, f"for sums of fp32 and fp16, not {how} in {wire or 'fp32'}")
-        return of_any_shape(_with_wire(ops.AllReduce(how, self._names[group.ranks]), wire))
+        return of_any_shape(_with_wire(self._made(ops.AllReduce(how, self._name(group)), group), wire))
 
     def all_gather(self, group: Group) -> Operator:
         self._needs("all_gather", group, in_world=True)
         if group.size == 1:
             return identity
-        call, is_cpu = ops.AllGather(self._names[group.ranks]), self._is_cpu
+        call, is_cpu = self._made(ops.AllGather(self._name(group)), group), self._is_cpu
 
         def op(x: Tensor) -> Tensor:
             return call(_of_32_bits(x, "all_gather") if is_cpu else x)
@@ -78,25 +95,29 @@ class NativeOps:
         self._needs("reduce_scatter", group)
         if group.size == 1:
             return identity
-        call = _with_wire(ops.ReduceScatter("sum", self._names[group.ranks]), wire)
+        call = _with_wire(self._made(ops.ReduceScatter("sum", self._name(group)), group), wire)
         return of_any_rows(call, shrink=group.size)
 
     def all_to_all(self, group: Group) -> Operator:
         self._needs("all_to_all", group)
         if group.size == 1:
             return identity
-        return of_any_rows(ops.AlltoAll(group.size, 0, 0, self._names[group.ranks]))
+        return of_any_rows(self._made(ops.AlltoAll(group.size, 0, 0, self._name(group)), group))
 
     def all_to_all_v(self, group: Group, rows: int) -> Operator:
         self._needs("all_to_all_v", group)
-        call = _all_of_one if group.size == 1 else ops.AlltoAllV(self._names[group.ranks])
-        row_R1 = ms.Tensor(np.arange(rows, dtype=np.int64)[:, None])
+        call = _all_of_one
+        if group.size > 1:
+            call = self._sized(ops.AlltoAllV(self._name(group)), group)
+        row_R1, zero = ms.Tensor(np.arange(rows, dtype=np.int64)[:, None]), self._zero
 
         def op(x: Tensor, send_n: Tensor, recv_n: Tensor) -> Tensor:
             columns = x.size // x.shape[0]
             send_n, recv_n = ops.cast(send_n, ms.int64), ops.cast(recv_n, ms.int64)
-            received = call(x.reshape((-1,)), send_n * columns, recv_n * columns).reshape((-1,))
-            joined = ops.concat((received, ops.zeros((rows * columns,), x.dtype)))
+            received = call(_stopped(x).reshape((-1,)), send_n * columns, recv_n * columns).reshape((-1,))
+            # zeros by themselves would be a constant of that size in the graph
+            room = ops.broadcast_to(ops.cast(ops.depend(zero, received), x.dtype), (rows * columns,))
+            joined = ops.concat((received, room))
             y_RD = joined[: rows * columns].reshape((rows, columns))
             # when nothing comes, the operator's result is one number without meaning
             return ops.masked_fill(y_RD, row_R1 >= ops.sum(recv_n), 0).reshape((rows, *x.shape[1:]))
@@ -108,16 +129,16 @@ class NativeOps:
         if group.size == 1:
             return identity
         # the place in the group, as mindspore.communication.comm_func.broadcast gives it
-        call, is_cpu = ops.Broadcast(root, self._names[group.ranks]), self._is_cpu
+        call, is_cpu = ops.Broadcast(root, self._name(group)), self._is_cpu
 
         def op(x: Tensor) -> Tensor:
-            return call((_of_32_bits(x, "broadcast") if is_cpu else x,))[0]
+            return call((_stopped(_of_32_bits(x, "broadcast") if is_cpu else x),))[0]
 
         return of_any_shape(op)
 
     def send(self, group: Group, peer: int) -> Operator:
         self._needs("send", group)
-        call, zero = ops.Send(0, peer, self._names[group.ranks]), self._zero
+        call, zero = self._made(ops.Send(0, peer, self._name(group)), group), self._zero
 
         def op(x: Tensor) -> Tensor:
             return ops.depend(zero, call(x.reshape((1,)) if x.ndim == 0 else x))
@@ -126,23 +147,34 @@ class NativeOps:
 
     def recv(self, group: Group, peer: int, shape: tuple[int, ...], dtype: Any) -> Operator:
         self._needs("recv", group)
-        call = ops.Receive(0, peer, list(shape), dtype, self._names[group.ranks])
-
-        def op(token: Tensor) -> Tensor:
-            return call(token)
-
-        return op
+        return self._made(ops.Receive(0, peer, list(shape), dtype, self._name(group)), group)
 
     def barrier(self, group: Group) -> Operator:
         if group.size == 1:
             return identity
         # the library's barrier has no input, so that nothing would say after what it comes
-        call, zero = ops.AllReduce("sum", self._names[group.ranks]), self._zero
+        call, zero = self._made(ops.AllReduce("sum", self._name(group)), group), self._zero
 
         def op(token: Tensor) -> Tensor:
             return ops.depend(token, call(ops.depend(zero, token)))
 
         return op
+
+    def _made(self, call: Any, group: Group) -> Operator:
+        """MindSpore's operator without its own gradient, whose collectives would come in an order of their own."""
+        call = self._sized(call, group)
+
+        def op(x: Tensor) -> Tensor:
+            return call(_stopped(x))
+
+        return op
+
+    def _sized(self, call: Any, group: Group) -> Any:
+        """An operator that asked the library for the size of its group when it was made."""
+        if self._is_drawn:
+            call.rank_size = group.size
+            call.add_prim_attr("rank_size", group.size)
+        return call
 
     def _needs(self, verb: str, group: Group, in_world: bool = False) -> None:
         """CommError where MCCL has no such verb."""
@@ -208,7 +240,7 @@ def _run(operator: Operator, out: Array | None, *inputs: Array) -> Array:
 def _with_wire(call: Operator, wire: Wire | None) -> Operator:
     if wire is None:
         return call
-    dtype = _DTYPES[wire]
+    dtype = DTYPES[wire]
 
     def op(x: Tensor) -> Tensor:
         return ops.cast(call(ops.cast(x, dtype)), ms.float32)

@@ -20,6 +20,8 @@ from ascend_moe_train.config import RunConfig
 from ascend_moe_train.model.chunk import Chunk, KeepingForward, chunk_gradient, num_recomputed
 from ascend_moe_train.model.counts import moe_layers
 from ascend_moe_train.model.each import for_each
+from ascend_moe_train.model.graph import Graph
+from ascend_moe_train.model.kernels.constants import DTYPES
 from ascend_moe_train.model.transformer import Transformer
 from ascend_moe_train.optim.reduction import Reduction
 from ascend_moe_train.parallel.comm import Comm, Group, Tensor
@@ -86,6 +88,7 @@ class StageSite:
     backward: Group
     shape: tuple[int, ...]
     dtype: Any
+    tensor_dtype: Any
     moe_rows: tuple[tuple[int, ...], ...]
     num_moe_layers: int
     num_experts: int
@@ -128,6 +131,7 @@ def site_of(config: RunConfig, mesh: Mesh, comm: Comm) -> StageSite:
         backward=comm.split("pp backward", mesh.groups(("pp",))),
         shape=(rows, config.model.hidden),
         dtype=np.float32 if config.run.precision == "fp32" else np.float16,
+        tensor_dtype=DTYPES[config.run.precision],
         moe_rows=stages.moe_rows(config.model, here),
         num_moe_layers=len(moe_layers(config.model)),
         num_experts=config.model.moe.num_experts if config.model.moe is not None else 1,
@@ -175,6 +179,23 @@ class Pipeline:
             if not chunk.is_first:
                 of_input = make(of_input=True, weights=(), sums=())
             self.backward.append(of_input)
+
+    def graphs(self, inputs: Inputs, scale: Tensor) -> list[Graph]:
+        """See step.Passes."""
+        site, found = self._site, []
+        nothing, stream = ms.Tensor(np.zeros(1, np.float32)), ms.Tensor(np.zeros(site.shape, np.float32))
+        stream = stream.astype(site.tensor_dtype)
+        for c, forward in enumerate(self.forward):
+            x_TD = nothing if site.stages.is_first(site.stage, c) else stream
+            dy_TD = nothing if site.stages.is_last(site.stage, c) else stream
+            given = f"forward {c}" if isinstance(forward, KeepingForward) else None
+            if forward is not None:
+                found.append(Graph(f"forward {c}", forward, (x_TD, *inputs), site.num_micro))
+            for name, cells in (("backward", self.backward), ("weight", self.weight)):
+                cell = cells[c] if cells else None
+                if cell is not None:
+                    found.append(Graph(f"{name} {c}", cell, (x_TD, dy_TD, scale, *inputs), site.num_micro, given))
+        return found
 
     def __call__(self, micros: Sequence[Inputs], scale: Tensor) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """-> this stage's figures (5,), and counts_LE of all stages, both summed over the micro-batches."""

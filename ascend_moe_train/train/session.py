@@ -6,14 +6,13 @@ import mindspore as ms
 
 from ascend_moe_train.config import RunConfig
 from ascend_moe_train.errors import TrainingError
+from ascend_moe_train.model.kernels.constants import DTYPES
 from ascend_moe_train.model.kernels.protocol import Kernels
 from ascend_moe_train.model.kernels.rounded import RoundedKernels
 from ascend_moe_train.model.kernels.select import choose
 from ascend_moe_train.model.transformer import Transformer
 from ascend_moe_train.train.config import RunConfigPart
 from ascend_moe_train.train.memory import check_memory
-
-_DTYPES = {"fp16": ms.float16, "bf16": ms.bfloat16}
 
 
 def set_device(wanted: str) -> str:
@@ -38,7 +37,7 @@ def build_kernels(run: RunConfigPart, device: str) -> Kernels:
     if device == "cpu" and run.precision == "bf16":
         raise TrainingError("run.precision 'bf16': this device is 'cpu', which trains in 'fp32' or 'fp16'")
     kernels = choose(device, run.kernels)
-    return kernels if run.precision == "fp32" else RoundedKernels(kernels, _DTYPES[run.precision])
+    return kernels if run.precision == "fp32" else RoundedKernels(kernels, DTYPES[run.precision])
 
 
 def build_model(config: RunConfig) -> tuple[Transformer, Kernels, str]:

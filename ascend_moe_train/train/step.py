@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from ascend_moe_train.data.loader import Batch
 from ascend_moe_train.model.chunk import Chunk, chunk_gradient
 from ascend_moe_train.model.each import for_each
+from ascend_moe_train.model.graph import Graph
+from ascend_moe_train.model.layers import empty
 from ascend_moe_train.model.transformer import Transformer
 from ascend_moe_train.optim.adamw import AdamW
 from ascend_moe_train.optim.balance import BalanceBiases
@@ -143,12 +145,19 @@ class Passes(Protocol):
     def __call__(self, micros: Sequence[Inputs], scale: Tensor) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """-> figures (5,) and counts_LE, summed over the micro-batches."""
 
+    def graphs(self, inputs: Inputs, scale: Tensor) -> list[Graph]:
+        """What is compiled for it, for a micro-batch like this one."""
+
 
 class _OneByOne:
     """One micro-batch after the other."""
 
-    def __init__(self, gradients: _Gradients, reduction: Reduction, sums: Any) -> None:
-        self._accumulate = _Accumulate(gradients, reduction, sums)
+    def __init__(self, gradients: _Gradients, reduction: Reduction, sums: Any, num_micro: int) -> None:
+        self._accumulate, self._num_micro = _Accumulate(gradients, reduction, sums), num_micro
+
+    def graphs(self, inputs: Inputs, scale: Tensor) -> list[Graph]:
+        """See Passes."""
+        return [Graph("micro-batch", self._accumulate, (scale, *inputs), self._num_micro)]
 
     def __call__(self, micros: Sequence[Inputs], scale: Tensor) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """See Passes."""
@@ -198,13 +207,10 @@ class TrainStep:
             self._whole = _WholeStep(gradients, update)
             return
         self.sums = ms.ParameterTuple(
-            [
-                ms.Parameter(ms.Tensor(np.zeros(p.shape, np.float32)), name=f"sum.{i}", requires_grad=False)
-                for i, p in enumerate(summed or optimizer.weights)
-            ]
+            [empty(*p.shape, is_trained=False, name=f"sum.{i}") for i, p in enumerate(summed or optimizer.weights)]
         )
         if make_passes is None:
-            make_passes = partial(_OneByOne, gradients, reduction)
+            make_passes = partial(_OneByOne, gradients, reduction, num_micro=num_micro)
         self._passes = make_passes(self.sums)
         self._clear = _Clear(self.sums)
         self._update = _UpdateFromSums(update, self.sums, self._clear)
@@ -225,6 +231,14 @@ class TrainStep:
             return self._result(counts_LE.asnumpy(), update, control)
         figures, counts_sum = self._passes(micros, ms.Tensor(control[3:4].astype(np.float32)))
         return self._result(counts_sum, self._update(ms.Tensor(figures), control_5), control)
+
+    def graphs(self, inputs: Inputs) -> list[Graph]:
+        """What is compiled for a step of micro-batches like this one, in the order of their first use."""
+        control_5 = ms.Tensor(np.ones(5, np.float32))
+        if self._whole is not None:
+            return [Graph("step", self._whole, (control_5, *inputs), 1)]
+        scale, figures = ms.Tensor(np.ones(1, np.float32)), ms.Tensor(np.zeros(5, np.float32))
+        return [*self._passes.graphs(inputs, scale), Graph("update", self._update, (figures, control_5), 1)]
 
     def _result(self, counts_LE: NDArray[Any], update: tuple[Tensor, ...], control: NDArray[np.float64]) -> StepResult:
         figures, total, norm, applied, square_P = (x.asnumpy() for x in update[:5])

@@ -1,4 +1,4 @@
-"""Constants that are made while a graph is compiled."""
+"""Dtypes by name, and constants that are made while a graph is compiled."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ import numpy as np
 from mindspore.ops import constexpr
 
 Tensor = Any
+DTYPES = {"fp32": ms.float32, "fp16": ms.float16, "bf16": ms.bfloat16}
 
 
 @constexpr

@@ -249,7 +249,7 @@ class PortableKernels(ComposedKernels):
         parameter, first, second = state
         lr, beta1, beta2, one_minus_beta1, one_minus_beta2, eps, decay, scale = _unstack(scalars)
         # a skipped step has scale 0, and 0 * inf would be NaN
-        g = ops.select(ops.broadcast_to(scale > 0, grad.shape), grad * scale, ops.zeros_like(grad))
+        g = ops.masked_fill(grad * scale, scale <= 0, 0.0)
         m = beta1 * first + one_minus_beta1 * g
         v = beta2 * second + one_minus_beta2 * g * g
         step = lr * m / (ops.sqrt(v) + eps)
