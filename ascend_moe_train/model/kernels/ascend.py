@@ -27,8 +27,7 @@ Tensor = Any
 
 HEAD_MULTIPLE = 16  # of a head's size, for FlashAttentionScore
 HALF_ROTATED = 0  # RotaryPositionEmbedding: pairs (i, i + Z/2)
-ROWS_GROUPED, ONE_OUTPUT, GROUPS_AS_COUNTS = 0, 3, 1  # GroupedMatmulV4: group_type, split_item, group_list_type
-_OF_CROSS_ENTROPY = ("none", -1)  # reduction, ignored target
+_BY_COUNTS = (3, 0, 1)  # GroupedMatmulV4: split_item (one output), group_type (rows), group_list_type (counts)
 
 _matmul, _adamw = ops.MatMul(transpose_b=True), ops.AdamWeightDecay()
 _rope, _swiglu, _cross_entropy = RotaryPositionEmbedding(), Swiglu(), CrossEntropyLoss()
@@ -55,11 +54,11 @@ class AscendKernels(PortableKernels):
         return self._own(ops.gather(w_VD, token_T, 0))
 
     def rms_norm(self, x_TD: Tensor, w_D: Tensor, eps: float) -> Tensor:
-        return RmsNorm(eps)(self._own(x_TD), self._own(w_D))[0]
+        return self.fused_rms_norm(self._own(x_TD), self._own(w_D), eps)
 
     def rope(self, x_BSHZ: Tensor, cos_BSZ: Tensor, sin_BSZ: Tensor) -> Tensor:
         cos, sin = [self._own(ops.expand_dims(ops.concat((x, x), -1), 2)) for x in (cos_BSZ, sin_BSZ)]
-        return _rope(x_BSHZ, cos, sin, HALF_ROTATED)
+        return self.fused_rope(x_BSHZ, cos, sin)
 
     def attention(
         self,
@@ -74,12 +73,11 @@ class AscendKernels(PortableKernels):
         if sink_H is not None or not self.is_half:
             q, k, v = [ops.cast(x, ms.float32) for x in (q_BSHZ, k_BSGZ, v_BSGY)]
             return self._own(super().attention(q, k, v, segment_BS, window, sink_H))
-        H, Z, Y = q_BSHZ.shape[2], q_BSHZ.shape[3], v_BSGY.shape[3]
+        Z, Y = q_BSHZ.shape[3], v_BSGY.shape[3]
         room = -(-Z // HEAD_MULTIPLE) * HEAD_MULTIPLE
         q, k, v = _widened(q_BSHZ, room), _widened(k_BSGZ, room), _widened(v_BSGY, room)
         hidden = ops.expand_dims(_hidden(segment_BS, window), 1)
-        flash = FlashAttentionScore(H, scale_value=Z**-0.5, input_layout="BSND")
-        return flash(q, k, v, None, None, None, hidden)[3][..., :Y]
+        return self.fused_attention(q, k, v, hidden, Z**-0.5)[..., :Y]
 
     def attention_part(
         self, q_BSHZ: Tensor, k_BJGZ: Tensor, v_BJGY: Tensor, first_BS: Tensor, past_BS: Tensor
@@ -102,7 +100,7 @@ class AscendKernels(PortableKernels):
         return super().attention_part_gradient(dout, dot_BHS, log_sum_BHS, q, k, v, first_BS, past_BS)
 
     def swiglu(self, h_RF: Tensor) -> Tensor:
-        return _swiglu(self._own(h_RF), -1)
+        return self.fused_swiglu(self._own(h_RF))
 
     def permute(self, x_TD: Tensor, row_TK: Tensor, source_R: Tensor) -> Tensor:
         """By rows as if they were experts, each with one row; what is dropped comes last, and is cut off."""
@@ -112,7 +110,7 @@ class AscendKernels(PortableKernels):
             return super().permute(x_TD, row_TK, source_R)
         key_TK = ops.select(row_TK >= 0, row_TK, ops.full_like(row_TK, T * K))
         filled_R1 = ops.cast(ops.expand_dims(source_R, 1) >= 0, x_TD.dtype)
-        return _permute(x_TD, key_TK, R)[0] * filled_R1
+        return self.fused_permute(x_TD, key_TK, R) * filled_R1
 
     def combine(self, y_RD: Tensor, gate_TK: Tensor, row_TK: Tensor, source_R: Tensor) -> Tensor:
         """The operator takes no row twice, so what is dropped gets rows of its own after the others, and no weight."""
@@ -126,38 +124,20 @@ class AscendKernels(PortableKernels):
         if R < N:
             y_RD = ops.concat((y_RD, ops.broadcast_to(_nothing(y_RD), (N - R, D))), 0)
         gate_TK = self._own(gate_TK * ops.cast(row_TK >= 0, gate_TK.dtype))
-        return _unpermute(y_RD, row_N, gate_TK, False, None)
+        return self.fused_combine(y_RD, row_N, gate_TK)
 
     def grouped_matmul(self, x_RD: Tensor, w_EDF: Tensor, counts_E: Tensor) -> Tensor:
         """What the operator leaves in rows that no expert has is not said, forward and backward: it is made zero."""
         empty_R1 = ops.expand_dims(numbers(x_RD.shape[0]) >= ops.sum(counts_E), 1)
         x_RD = ops.masked_fill(self._own(x_RD), empty_R1, 0.0)
-        counts_E = ops.cast(counts_E, ms.int64)
-        none = None
-        found = _grouped_matmul(
-            (x_RD,),
-            (self._own(w_EDF),),
-            none,
-            none,
-            none,
-            none,
-            none,
-            none,
-            counts_E,
-            none,
-            none,
-            none,
-            ONE_OUTPUT,
-            ROWS_GROUPED,
-            GROUPS_AS_COUNTS,
-        )
-        return ops.masked_fill(found[0], empty_R1, 0.0)
+        found = self.fused_grouped_matmul(x_RD, self._own(w_EDF), ops.cast(counts_E, ms.int64))
+        return ops.masked_fill(found, empty_R1, 0.0)
 
     def add_by_expert(self, x_RF: Tensor, b_EF: Tensor, counts_E: Tensor) -> Tensor:
         return super().add_by_expert(x_RF, self._own(b_EF), counts_E)
 
     def cross_entropy(self, logits_TV: Tensor, target_T: Tensor) -> Tensor:
-        return _cross_entropy(ops.cast(logits_TV, ms.float32), target_T, None, *_OF_CROSS_ENTROPY, 0.0, 0.0, False)[0]
+        return self.fused_cross_entropy(ops.cast(logits_TV, ms.float32), target_T)
 
     def adamw(self, state: tuple[Tensor, Tensor, Tensor], grad: Tensor, scalars: Tensor, decays: bool) -> Tensor:
         """The operator multiplies the decay by the learning rate once more, and knows no scale of the gradient."""
@@ -165,7 +145,45 @@ class AscendKernels(PortableKernels):
         lr, beta1, beta2, eps, decay, scale = [scalars[i] for i in (0, 1, 2, 5, 6, 7)]
         g = ops.masked_fill(grad * scale, scale <= 0, 0.0)
         decay = decay / ops.maximum(lr, ops.full_like(lr, 1e-30)) if decays else ops.zeros_like(decay)
-        return _adamw(parameter, first, second, lr, beta1, beta2, eps, decay, g)[0]
+        return self.fused_update(parameter, first, second, lr, beta1, beta2, eps, decay, g)
+
+    def fused_rms_norm(self, x_TD: Tensor, w_D: Tensor, eps: float) -> Tensor:
+        """The operators alone, from here on, in the words of this project."""
+        return RmsNorm(eps)(x_TD, w_D)[0]
+
+    def fused_rope(self, x_BSHZ: Tensor, cos_BS1Z: Tensor, sin_BS1Z: Tensor) -> Tensor:
+        """Pairs (i, i + Z/2), with an angle in both places."""
+        return _rope(x_BSHZ, cos_BS1Z, sin_BS1Z, HALF_ROTATED)
+
+    def fused_attention(self, q_BSHZ: Tensor, k_BSGZ: Tensor, v_BSGZ: Tensor, hidden: Tensor, scale: float) -> Tensor:
+        """Softmax attention where `hidden` (B, 1, S, S) is False."""
+        flash = FlashAttentionScore(q_BSHZ.shape[2], scale_value=scale, input_layout="BSND")
+        return flash(q_BSHZ, k_BSGZ, v_BSGZ, None, None, None, hidden)[3]
+
+    def fused_swiglu(self, h_RF: Tensor) -> Tensor:
+        """silu(first half) * second half of the columns."""
+        return _swiglu(h_RF, -1)
+
+    def fused_permute(self, x_TD: Tensor, key_TK: Tensor, rows: int) -> Tensor:
+        """The first `rows` of the assignments' tokens in the order of their keys."""
+        return _permute(x_TD, key_TK, rows)[0]
+
+    def fused_combine(self, y_ND: Tensor, row_N: Tensor, gate_TK: Tensor) -> Tensor:
+        """Each token's sum of its rows, each row once, times the gates."""
+        return _unpermute(y_ND, row_N, gate_TK, False, None)
+
+    def fused_grouped_matmul(self, x_RD: Tensor, w_EDF: Tensor, counts_E: Tensor) -> Tensor:
+        """Rows of no expert are undefined, in the result and in the gradient."""
+        none = (None,) * 6
+        return _grouped_matmul((x_RD,), (w_EDF,), *none, counts_E, None, None, None, *_BY_COUNTS)[0]
+
+    def fused_cross_entropy(self, logits_TV: Tensor, target_T: Tensor) -> Tensor:
+        """-log softmax(logits)[target], 0 where the target is -1."""
+        return _cross_entropy(logits_TV, target_T, None, "none", -1, 0.0, 0.0, False)[0]
+
+    def fused_update(self, *inputs: Tensor) -> Tensor:
+        """Of weight, moments, lr, beta1, beta2, eps, decay and gradient, in place."""
+        return _adamw(*inputs)[0]
 
 
 def _widened(x_BSHZ: Tensor, room: int) -> Tensor:
