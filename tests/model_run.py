@@ -24,6 +24,7 @@ from ascend_moe_train.model.kernels.select import choose
 from ascend_moe_train.model.lora import apply_lora
 from ascend_moe_train.model.router import uniform_noise
 from ascend_moe_train.model.transformer import Transformer
+from tests.ascend_stand_ins import StandInKernels
 from tests.oracle.differences import relative_error
 from tests.oracle.transformer import Inputs, Output
 
@@ -34,8 +35,10 @@ NO_NOISE = -1
 
 
 def kernels(name: str) -> Any:
-    """The kernel set, or the test is skipped where it cannot be built."""
+    """The kernel set, Ascend's with stand-ins for its operators, or the test is skipped where it cannot be built."""
     ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU")
+    if name == "ascend":
+        return StandInKernels()
     try:
         return choose("cpu", name)
     except TrainingError as reason:

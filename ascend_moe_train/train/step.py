@@ -201,16 +201,16 @@ class TrainStep:
         self._balance = None if rate is None else BalanceBiases(model.buffers(), rate)
         reduction = LocalReduction() if reduction is None else reduction
         update = _Update(model, optimizer, reduction)
-        gradients = _Gradients(model, list(differentiated or optimizer.weights))
         self._whole: _WholeStep | None = None
-        if make_passes is None and num_micro == 1:
-            self._whole = _WholeStep(gradients, update)
-            return
+        if make_passes is None:  # a pipeline stage may lack the ends of the model
+            gradients = _Gradients(model, list(differentiated or optimizer.weights))
+            if num_micro == 1:
+                self._whole = _WholeStep(gradients, update)
+                return
+            make_passes = partial(_OneByOne, gradients, reduction, num_micro=num_micro)
         self.sums = ms.ParameterTuple(
             [empty(*p.shape, is_trained=False, name=f"sum.{i}") for i, p in enumerate(summed or optimizer.weights)]
         )
-        if make_passes is None:
-            make_passes = partial(_OneByOne, gradients, reduction, num_micro=num_micro)
         self._passes = make_passes(self.sums)
         self._clear = _Clear(self.sums)
         self._update = _UpdateFromSums(update, self.sums, self._clear)

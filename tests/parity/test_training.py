@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ascend_moe_train.parallel.mesh import mesh_of
 from ascend_moe_train.parallel.traffic import model_traffic
+from ascend_moe_train.train.persist import SECOND
 from tests.oracle.differences import relative_error
 from tests.parity.layouts import COMPOSED, STEPS, Case, all_cases, some_cases
 from tests.parity.train_worker import train
@@ -19,7 +20,6 @@ from tests.ranks import run_ranks
 
 TOLERANCE = 1e-5
 MOST_CASES = 7
-SECOND = "optim.second."
 Array = NDArray[Any]
 
 
@@ -60,7 +60,7 @@ def assert_equal_to_one_process(case: Case, by_rank: Sequence[Mapping[str, Any]]
         many = assembled(
             [result["pieces"][key] for result in by_rank], {name: value.shape for name, value in one.items()}
         )
-        # after the first step, first moments are the clipped gradients times 1 - beta1; second ones are of their squares
+        # after the first step, first moments are the clipped gradients times 1 - beta1; second ones are their squares
         errors = {
             name: relative_error(*(np.sqrt(x) if name.startswith(SECOND) else x for x in (many[name], one[name])))
             for name in one

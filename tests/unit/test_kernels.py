@@ -20,7 +20,7 @@ from tests.model_run import kernels
 from tests.oracle.differences import relative_error
 
 TOLERANCE = 1e-5
-SETS = ("portable", "native")
+SETS = ("portable", "native", "ascend")
 
 
 class OneKernel(nn.Cell):
