@@ -29,8 +29,9 @@ from ascend_moe_train.parallel.comm import (
 )
 from ascend_moe_train.parallel.shaping import identity, of_any_rows, of_any_shape
 
-# the primitive: ops.stop_gradient is a graph of its own, which MindSpore loses in a bprop
-_stopped = ops.operations.StopGradient()
+# primitives: ops.concat and the like are graphs of their own, which MindSpore loses in a bprop
+_stopped, _cast, _joined, _tile = ops.operations.StopGradient(), ops.Cast(), ops.Concat(), ops.Tile()
+_sum, _filled = ops.ReduceSum(), ops.MaskedFill()
 
 
 class Drawn(NamedTuple):
@@ -58,7 +59,7 @@ class NativeOps:
         self.world = Group(name="world", ranks=tuple(range(drawn.world_size)), index=drawn.rank)
         self._names = {self.world.ranks: communication.GlobalComm.WORLD_COMM_GROUP}
         self.comm: Comm = EagerComm(self)
-        self._zero = ms.Tensor(np.zeros(1, np.float32))
+        self._zero, self._nothing = ms.Tensor(np.zeros(1, np.float32)), ms.Tensor(0.0, ms.float32)
 
     def split(self, name: str, partition: Partition) -> Group:
         group = own_group(name, partition, self.rank, self.world.size)
@@ -109,18 +110,18 @@ class NativeOps:
         call = _all_of_one
         if group.size > 1:
             call = self._sized(ops.AlltoAllV(self._name(group)), group)
-        row_R1, zero = ms.Tensor(np.arange(rows, dtype=np.int64)[:, None]), self._zero
+        row_R1, zero, nothing = ms.Tensor(np.arange(rows, dtype=np.int64)[:, None]), self._zero, self._nothing
 
         def op(x: Tensor, send_n: Tensor, recv_n: Tensor) -> Tensor:
             columns = x.size // x.shape[0]
-            send_n, recv_n = ops.cast(send_n, ms.int64), ops.cast(recv_n, ms.int64)
+            send_n, recv_n = _cast(send_n, ms.int64), _cast(recv_n, ms.int64)
             received = call(_stopped(x).reshape((-1,)), send_n * columns, recv_n * columns).reshape((-1,))
             # zeros by themselves would be a constant of that size in the graph
-            room = ops.broadcast_to(ops.cast(ops.depend(zero, received), x.dtype), (rows * columns,))
-            joined = ops.concat((received, room))
-            y_RD = joined[: rows * columns].reshape((rows, columns))
+            room = _tile(_cast(ops.depend(zero, received), x.dtype), (rows * columns,))
+            y_RD = _joined((received, room))[: rows * columns].reshape((rows, columns))
             # when nothing comes, the operator's result is one number without meaning
-            return ops.masked_fill(y_RD, row_R1 >= ops.sum(recv_n), 0).reshape((rows, *x.shape[1:]))
+            is_empty_R1 = row_R1 >= _sum(recv_n)
+            return _filled(y_RD, is_empty_R1, _cast(nothing, x.dtype)).reshape((rows, *x.shape[1:]))
 
         return op
 

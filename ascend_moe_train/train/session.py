@@ -6,6 +6,7 @@ import mindspore as ms
 
 from ascend_moe_train.config import RunConfig
 from ascend_moe_train.errors import TrainingError
+from ascend_moe_train.model.kernels.ascend import AscendKernels
 from ascend_moe_train.model.kernels.constants import DTYPES
 from ascend_moe_train.model.kernels.protocol import Kernels
 from ascend_moe_train.model.kernels.rounded import RoundedKernels
@@ -33,9 +34,11 @@ def set_device(wanted: str) -> str:
 
 
 def build_kernels(run: RunConfigPart, device: str) -> Kernels:
-    """The kernels of a run, rounded to its precision. Raises TrainingError for bf16 on a CPU."""
+    """The kernels of a run, of its precision. Raises TrainingError for bf16 on a CPU."""
     if device == "cpu" and run.precision == "bf16":
         raise TrainingError("run.precision 'bf16': this device is 'cpu', which trains in 'fp32' or 'fp16'")
+    if device == "ascend" and run.kernels == "auto":
+        return AscendKernels(DTYPES[run.precision])
     kernels = choose(device, run.kernels)
     return kernels if run.precision == "fp32" else RoundedKernels(kernels, DTYPES[run.precision])
 

@@ -24,7 +24,7 @@ _matmul, _batch_matmul, _batch_matmul_t = (
     ops.BatchMatMul(),
     ops.BatchMatMul(transpose_b=True),
 )
-_unstack, _zeros_like = ops.Unstack(), ops.ZerosLike()
+_unstack, _zeros_like, _beside, _behind = ops.Unstack(), ops.ZerosLike(), ops.Concat(1), ops.Concat(2)
 
 
 def _place_among_equals(expert_N: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
@@ -119,7 +119,7 @@ class PortableKernels(ComposedKernels):
             log_sums.append(ops.amax(scores, -1) - ops.log(ops.amax(p, -1)))
             outs.append(weighted(p, v_BJGY))
             before = outs[-1], log_sums[-1]
-        return ops.concat(outs, 1), ops.concat(log_sums, 2)
+        return _beside(outs), _behind(log_sums)
 
     def attention_part_gradient(
         self,
@@ -145,7 +145,7 @@ class PortableKernels(ComposedKernels):
             dq.append(weighted(dscores, k_BJGZ))
             dk, dv = dk + collected(dscores, q, k_BJGZ), dv + collected(p, dout, v_BJGY)
             before = dq[-1], dk, dv
-        return ops.concat(dq, 1), dk, dv
+        return _beside(dq), dk, dv
 
     def swiglu(self, h_RF: Tensor) -> Tensor:
         half = h_RF.shape[-1] // 2

@@ -15,8 +15,8 @@ logger = logging.getLogger(__name__)
 def choose(device: str, wanted: str) -> Kernels:
     """The kernels for `device` (`cpu` or `ascend`); `wanted` is `auto`, `portable` or `native`.
 
-    `auto` takes the native ones where they can be built, and logs why when they cannot. Raises TrainingError when
-    `native` is wanted and impossible.
+    `auto` takes the native ones where they can be built, and logs why when they cannot; those of Ascend, which know
+    their precision, are chosen in `train.session`. Raises TrainingError when `native` is wanted and impossible.
     """
     if wanted == "portable" or (wanted == "auto" and device != "cpu"):
         return PortableKernels()
