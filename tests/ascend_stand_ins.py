@@ -35,9 +35,9 @@ class StandInKernels(AscendKernels):
         each = q_BSHZ.shape[2] // k_BSGZ.shape[2]
         q = ops.transpose(q_BSHZ, (0, 2, 1, 3))
         k, v = [ops.transpose(ops.repeat_interleave(x, each, 2), (0, 2, 1, 3)) for x in (k_BSGZ, v_BSGZ)]
-        scores = ops.matmul(q, ops.transpose(k, (0, 1, 3, 2))) * scale
+        scores = ops.BatchMatMul(transpose_b=True)(q, k) * scale
         scores = ops.masked_fill(scores, ops.broadcast_to(hidden, scores.shape), -1e30)
-        return ops.transpose(ops.matmul(ops.softmax(scores, -1), v), (0, 2, 1, 3))
+        return ops.transpose(ops.BatchMatMul()(ops.softmax(scores, -1), v), (0, 2, 1, 3))
 
     def fused_swiglu(self, h_RF: Tensor) -> Tensor:
         return PORTABLE.swiglu(h_RF)

@@ -40,6 +40,8 @@ class AscendKernels(PortableKernels):
     """
 
     def __init__(self, dtype: Any) -> None:
+        # held, not inherited: in a graph `super()` of a class's subclass is that class again
+        self.portable = PortableKernels()
         self.dtype = dtype
         self.is_half = dtype != ms.float32
         self.name = f"ascend, {str(dtype).lower()}"
@@ -72,7 +74,7 @@ class AscendKernels(PortableKernels):
         """The mask is whole, (B, 1, S, S) of one byte: documents end anywhere."""
         if sink_H is not None or not self.is_half:
             q, k, v = [ops.cast(x, ms.float32) for x in (q_BSHZ, k_BSGZ, v_BSGY)]
-            return self._own(super().attention(q, k, v, segment_BS, window, sink_H))
+            return self._own(self.portable.attention(q, k, v, segment_BS, window, sink_H))
         Z, Y = q_BSHZ.shape[3], v_BSGY.shape[3]
         room = -(-Z // HEAD_MULTIPLE) * HEAD_MULTIPLE
         q, k, v = _widened(q_BSHZ, room), _widened(k_BSGZ, room), _widened(v_BSGY, room)
@@ -83,7 +85,7 @@ class AscendKernels(PortableKernels):
         self, q_BSHZ: Tensor, k_BJGZ: Tensor, v_BJGY: Tensor, first_BS: Tensor, past_BS: Tensor
     ) -> tuple[Tensor, Tensor]:
         q, k, v = [ops.cast(x, ms.float32) for x in (q_BSHZ, k_BJGZ, v_BJGY)]
-        return super().attention_part(q, k, v, first_BS, past_BS)
+        return self.portable.attention_part(q, k, v, first_BS, past_BS)
 
     def attention_part_gradient(
         self,
@@ -97,7 +99,7 @@ class AscendKernels(PortableKernels):
         past_BS: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         dout, q, k, v = [ops.cast(x, ms.float32) for x in (dout_BSHY, q_BSHZ, k_BJGZ, v_BJGY)]
-        return super().attention_part_gradient(dout, dot_BHS, log_sum_BHS, q, k, v, first_BS, past_BS)
+        return self.portable.attention_part_gradient(dout, dot_BHS, log_sum_BHS, q, k, v, first_BS, past_BS)
 
     def swiglu(self, h_RF: Tensor) -> Tensor:
         return self.fused_swiglu(self._own(h_RF))
@@ -107,7 +109,7 @@ class AscendKernels(PortableKernels):
         T, K = row_TK.shape
         R = source_R.shape[0]
         if R > T * K:
-            return super().permute(x_TD, row_TK, source_R)
+            return self.portable.permute(x_TD, row_TK, source_R)
         key_TK = ops.select(row_TK >= 0, row_TK, ops.full_like(row_TK, T * K))
         filled_R1 = ops.cast(ops.expand_dims(source_R, 1) >= 0, x_TD.dtype)
         return self.fused_permute(x_TD, key_TK, R) * filled_R1
@@ -117,7 +119,7 @@ class AscendKernels(PortableKernels):
         T, K = row_TK.shape
         N, (R, D) = T * K, y_RD.shape
         if R > N:
-            return super().combine(y_RD, self._own(gate_TK), row_TK, source_R)
+            return self.portable.combine(y_RD, self._own(gate_TK), row_TK, source_R)
         key_N = ops.reshape(ops.select(row_TK >= 0, row_TK, ops.full_like(row_TK, N)), (N,))
         order_N = ops.cast(ops.argsort(key_N), ms.int32)
         row_N = ops.tensor_scatter_elements(ops.zeros_like(key_N), order_N, numbers(N), 0)
@@ -134,7 +136,7 @@ class AscendKernels(PortableKernels):
         return ops.masked_fill(found, empty_R1, 0.0)
 
     def add_by_expert(self, x_RF: Tensor, b_EF: Tensor, counts_E: Tensor) -> Tensor:
-        return super().add_by_expert(x_RF, self._own(b_EF), counts_E)
+        return self.portable.add_by_expert(x_RF, self._own(b_EF), counts_E)
 
     def cross_entropy(self, logits_TV: Tensor, target_T: Tensor) -> Tensor:
         return self.fused_cross_entropy(ops.cast(logits_TV, ms.float32), target_T)
