@@ -6,6 +6,7 @@ collectives by `collectives`. See docs/planner.md.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Self
 
 from ascend_moe_train.planner.collectives import Span, collective_s, span
 from ascend_moe_train.planner.efficiency import Efficiency
@@ -29,6 +30,17 @@ class PassTime:
     forward_parts: Mapping[str, float]
     backward_parts: Mapping[str, float]
 
+    @classmethod
+    def of(cls, forward: Mapping[str, float], backward: Mapping[str, float], weight_s: float) -> Self:
+        """From its parts."""
+        return cls(
+            forward_s=sum(forward.values()),
+            backward_s=sum(backward.values()),
+            weight_s=weight_s,
+            forward_parts=forward,
+            backward_parts=backward,
+        )
+
 
 def block_time(
     job: Job, cluster: Cluster, plan: Plan, imbalance: float, efficiency: Efficiency, kind: int, is_again: bool
@@ -50,13 +62,7 @@ def block_time(
             again = forward["other"] + (0.0 if job.engine.flash else core_s)
         add_parts(backward, {"recompute": again})
     add_parts(forward, moved)
-    return PassTime(
-        forward_s=sum(forward.values()),
-        backward_s=sum(backward.values()),
-        weight_s=weight_s,
-        forward_parts=forward,
-        backward_parts=backward,
-    )
+    return PassTime.of(forward, backward, weight_s)
 
 
 def ends_time(

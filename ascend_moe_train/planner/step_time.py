@@ -156,13 +156,7 @@ class StepTimes:
         add_parts(backward, ends, 2)
         if repeats:
             add_parts(backward, {"recompute": repeated_s + repeats * sum(ends.values())})
-        return PassTime(
-            forward_s=sum(forward.values()),
-            backward_s=sum(backward.values()),
-            weight_s=weight_s,
-            forward_parts=forward,
-            backward_parts=backward,
-        )
+        return PassTime.of(forward, backward, weight_s)
 
     def _block(self, plan: Plan, cut: Slice, kind: int, is_again: bool) -> PassTime:
         key = (cut, plan.recompute, kind, is_again)
