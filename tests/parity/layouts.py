@@ -183,29 +183,29 @@ def models_of(parallel: dict[str, Any]) -> list[str]:
     return [f"{kind} of {layers}" for kind in kinds]
 
 
-def some_cases() -> list[Case]:
-    """Every layout once, models, modes and accumulation in turn."""
-    found = []
-    for number, layout in enumerate(NAMED):
-        models = models_of(LAYOUTS[layout][1])
-        model, mode = models[number % len(models)], tuple(MODES)[number // 2 % 2]
-        found.append(Case(layout=layout, model=model, mode=mode, num_micro=1 + number // 4 % 2))
-    return found
-
-
 def all_cases() -> Iterator[Case]:
-    """Every layout with each model and mode, with and without accumulation in turn; pipelines with each model and more
-    accumulation, modes in turn."""
-    for layout in NAMED:
-        parallel = LAYOUTS[layout][1]
-        if parallel.get("pp", 1) == 1:
-            for number, (model, mode) in enumerate(product(models_of(parallel), MODES)):
-                yield Case(layout=layout, model=model, mode=mode, num_micro=1 + (number // 2 + number) % 2)
-            continue
-        for number, (model, num_micro) in enumerate(product(models_of(parallel), (1, 4, 8))):
-            mode = tuple(MODES)[number % 2]
-            recompute = ("none", "full", "selective", "full, inputs kept", "none", "full, inputs kept")[number]
-            yield Case(layout=layout, model=model, mode=mode, num_micro=num_micro, sequences=16, recompute=recompute)
+    """Every layout with each model, each mode and each accumulation, two of these at a time in all their pairs. On more
+    than 2 ranks the pairs are spread over the layouts; pipelines have more accumulation and recompute in turn."""
+    for number, layout in enumerate(LAYOUTS):
+        num_ranks, parallel = LAYOUTS[layout]
+        models = models_of(parallel)
+        if parallel.get("pp", 1) > 1:
+            for turn, num_micro in enumerate((1, 4, 8), number):
+                yield Case(
+                    layout=layout,
+                    model=models[turn % len(models)],
+                    mode=tuple(MODES)[turn // 2 % 2],
+                    num_micro=num_micro,
+                    sequences=16,
+                    recompute=("full", "none", "selective", "full, inputs kept")[(turn + number // 4) % 4],
+                )
+        elif num_ranks == 2:
+            for turn, (model, mode) in enumerate(product(models, MODES)):
+                yield Case(layout=layout, model=model, mode=mode, num_micro=1 + (turn // 2 + turn) % 2)
+        else:
+            for turn, model in enumerate(models):
+                mode = tuple(MODES)[(turn + number) % 2]
+                yield Case(layout=layout, model=model, mode=mode, num_micro=1 + (turn + number // 2) % 2)
 
 
 _AXES = ("pp", "tp", "cp", "ep", "etp")
@@ -265,5 +265,5 @@ def global_batch(step: int, sequences: int = SEQUENCES) -> Batch:
     )
 
 
-NAMED = tuple(LAYOUTS)
+NAMED = tuple(all_cases())
 COMPOSED = composed(30, seed=1)

@@ -14,7 +14,7 @@ from ascend_moe_train.parallel.mesh import mesh_of
 from ascend_moe_train.parallel.traffic import model_traffic
 from ascend_moe_train.train.persist import SECOND
 from tests.oracle.differences import relative_error
-from tests.parity.layouts import COMPOSED, STEPS, Case, all_cases, some_cases
+from tests.parity.layouts import COMPOSED, NAMED, STEPS, Case
 from tests.parity.train_worker import train
 from tests.ranks import run_ranks
 
@@ -136,14 +136,7 @@ def batches(cases: Iterable[Case]) -> dict[str, list[Case]]:
     return found
 
 
-NAMED = some_cases()
-ONCE, MIXED, EVERY = batches(NAMED), batches(COMPOSED), batches(case for case in all_cases() if case not in NAMED)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("batch", ONCE)
-def test_a_layout_trains_as_one_process_does(batch: str) -> None:
-    check(ONCE[batch])
+MIXED, EVERY = batches(COMPOSED), batches(NAMED)
 
 
 @pytest.mark.parametrize("batch", MIXED)
