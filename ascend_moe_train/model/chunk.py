@@ -208,7 +208,9 @@ class RecomputedGradient(nn.Cell):
         dx_TD, own = self.through_again(ops.depend(found, results), dgraded, kept, context)
         grads = behind + own
         if self.of_embedding:
-            grads = grads + self.gradient(self.chunk.enter, self.embedding[0])(x_TD, inputs[0], dx_TD)
+            # of `after_embed` the gradient alone: that of the whole would do it forward once more
+            dx_rows_TD = self.chunk.model.after_embed_back(dx_TD)
+            grads = grads + self.gradient(self.chunk.model.rows, self.embedding[0])(inputs[0], dx_rows_TD)
         if len(self.firsts) > 0:
             grads = for_each(ops.partial(_added, grads), self.firsts, self.seconds)
         return dx_TD if self.of_input else self.nothing, results[1], results[2], ops.depend(grads, results)

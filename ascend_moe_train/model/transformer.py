@@ -96,7 +96,8 @@ class TokenAfter(nn.Cell):
 class Transformer(nn.Cell):
     """Tokens to next-token loss. Weights are zero until `initialize` or a checkpoint fills them.
 
-    Ports: `after_embed`, `before_head`, `in_order` of what multi-token prediction does beside the rest, and `ahead`.
+    Ports: `after_embed` with `after_embed_back`, the gradient of its input from that of its output, `before_head`,
+    `in_order` of what multi-token prediction does beside the rest, and `ahead`.
     """
 
     def __init__(self, config: ModelConfig, kernels: Kernels, num_positions: int) -> None:
@@ -107,8 +108,8 @@ class Transformer(nn.Cell):
             self.aux_loss_coef, self.z_loss_coef = config.moe.aux_loss_coef, config.moe.z_loss_coef
             self.balance_bias_rate = config.moe.balance_bias_rate
         self.kernels = kernels
-        self.after_embed, self.before_head, self.in_order = unchanged, unchanged, in_any_order
-        self.ahead = ahead
+        self.after_embed, self.after_embed_back, self.before_head = unchanged, unchanged, unchanged
+        self.in_order, self.ahead = in_any_order, ahead
         self.embed = Embedding(config.vocab_size, config.hidden, kernels)
         self.layers = nn.CellList([Block(config, i, kernels) for i in range(config.num_layers)])
         self.norm = RMSNorm(config.hidden, config.norm_eps, kernels)
@@ -150,7 +151,11 @@ class Transformer(nn.Cell):
 
     def embedded(self, tokens_BS: Tensor) -> Tensor:
         """(B, S) -> (B*S, D)."""
-        return self.after_embed(self.embed(ops.reshape(tokens_BS, (-1,)), self.embed.weight))
+        return self.after_embed(self.rows(tokens_BS))
+
+    def rows(self, tokens_BS: Tensor) -> Tensor:
+        """(B, S) -> (B*S, D): the embedding's rows."""
+        return self.embed(ops.reshape(tokens_BS, (-1,)), self.embed.weight)
 
     def turns(self, position_BS: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin of the rotary embedding: (B, S) -> (B, S, Z/2) each."""

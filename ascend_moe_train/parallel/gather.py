@@ -112,7 +112,9 @@ class _GroupedMatMul(nn.Cell):
 
 
 class _Embed(nn.Cell):
-    """The gradient of an embedding does not depend on its weight: nothing is put together for it."""
+    """The gradient of an embedding does not depend on its weight: nothing is put together for it. Nor does it wait for
+    the output, since a pass backward alone would make that again: what comes to it has been through the blocks behind,
+    and so comes last by itself."""
 
     def __init__(self, weight: _Weight, kernels: Kernels) -> None:
         super().__init__()
@@ -126,7 +128,6 @@ class _Embed(nn.Cell):
         return self.rows(token_T, self.weight.whole(part_P, token_T))
 
     def bprop(self, token_T: Tensor, part_P: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
-        dout = ops.depend(dout, out)
         # a constant of this shape would stay in memory
         like_VD = ops.broadcast_to(ops.reshape(part_P[:1], (1, 1)), self.weight.shape)
         dtoken_T, dw_VD = self.gradient(self.rows)(token_T, like_VD, dout)
