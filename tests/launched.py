@@ -13,11 +13,14 @@ def environment() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if not key.startswith(("PMI", "HYD", "OMPI_", "AMT_"))}
 
 
-def launch_command(num_ranks: int, run_yaml: Path, *overrides: str) -> list[str]:
+def launch_command(
+    num_ranks: int, run_yaml: Path, *overrides: str, starter: str | None = None, dry_run: bool = False
+) -> list[str]:
     """The command line, with overrides of the form section.key=value."""
     amt = [sys.executable, "-c", "from ascend_moe_train.cli.main import run; run()"]
     settings = [word for override in overrides for word in ("--set", override)]
-    return [*amt, "launch", "--ranks", str(num_ranks), "train", str(run_yaml), *settings]
+    how = [*(["--starter", starter] if starter else []), *(["--dry-run"] if dry_run else [])]
+    return [*amt, "launch", "--ranks", str(num_ranks), *how, "train", str(run_yaml), *settings]
 
 
 def launched(num_ranks: int, run_yaml: Path, *overrides: str) -> None:

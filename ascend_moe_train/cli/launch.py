@@ -9,6 +9,7 @@ import click
 from ascend_moe_train.cli.config import OVERRIDES, RUN_FILE, whole_run
 
 if TYPE_CHECKING:
+    from ascend_moe_train.cluster.variables import Starter
     from ascend_moe_train.cluster.verdict import Deadlines
     from ascend_moe_train.config import RunConfig
     from ascend_moe_train.train.view import View
@@ -21,16 +22,23 @@ class Asked:
     """The options before the command that is launched."""
 
     ranks: int
+    starter: str
     dry_run: bool
 
 
 @click.group("launch")
 @click.option("--ranks", required=True, type=int, help="How many ranks.")
+@click.option(
+    "--starter",
+    type=click.Choice(["auto", "mpiexec", "msrun"]),
+    default="auto",
+    help="What starts them: msrun where each is to have an NPU, else mpiexec.",
+)
 @click.option("--dry-run", is_flag=True, help="Print what would be run, and run nothing.")
 @click.pass_context
-def command(context: click.Context, ranks: int, dry_run: bool) -> None:
+def command(context: click.Context, ranks: int, starter: str, dry_run: bool) -> None:
     """Run a command as so many ranks of one run on this machine."""
-    context.obj = Asked(ranks=ranks, dry_run=dry_run)
+    context.obj = Asked(ranks=ranks, starter=starter, dry_run=dry_run)
 
 
 @command.command("train")
@@ -49,7 +57,8 @@ def train(asked: Asked, run_yaml: Path, overrides: tuple[str, ...], as_json: boo
     config = whole_run(run_yaml, overrides)
     settings = [word for override in overrides for word in ("--set", override)]
     arguments = ["train", "--json", *settings, "--", str(run_yaml)]
-    job = make_job(asked.ranks, rank_command(RANK_MODULE, arguments), _deadlines(config), run_dir=Path(config.run.dir))
+    own, deadlines, run_dir = rank_command(RANK_MODULE, arguments), _deadlines(config), Path(config.run.dir)
+    job = make_job(asked.ranks, own, deadlines, run_dir=run_dir, starter=_starter(asked, config))
     check(config, asked.ranks)
     if asked.dry_run:
         click.echo(shown_command(job))
@@ -81,6 +90,19 @@ class ViewScreen:
                 self._view.note(text if rank == 0 else labelled(rank, text))
         except SystemExit:  # rich makes that of a broken pipe
             raise BrokenPipeError from None
+
+
+def _starter(asked: Asked, config: "RunConfig") -> "Starter":
+    """Raises ConfigError: a run on NPUs that has more ranks than this host has of them, unless nothing is run."""
+    from ascend_moe_train.cluster.msrun import check_devices, num_devices
+
+    devices = num_devices()
+    is_ascend = config.run.device == "ascend" or (config.run.device == "auto" and devices > 0)
+    if is_ascend and not asked.dry_run:
+        check_devices(asked.ranks, devices)
+    if asked.starter == "mpiexec" or (asked.starter == "auto" and not is_ascend):
+        return "mpiexec"
+    return "msrun"
 
 
 def _deadlines(config: "RunConfig") -> "Deadlines":

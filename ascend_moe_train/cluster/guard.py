@@ -1,6 +1,7 @@
 """The parent of one rank: starts it with the launcher's pipes, tells how it fares, ends when the launcher does. Pure.
 
-`mpiexec -n N python -m ascend_moe_train.cluster.guard COMMAND...` runs one guard per rank, and each of them COMMAND.
+`mpiexec -n N python -m ascend_moe_train.cluster.guard COMMAND...` runs one guard per rank, and each of them COMMAND; so
+does msrun, which runs it once more as the scheduler.
 What mpiexec and MPI do when a rank dies differs and says little; a parent knows how its child ended, at once.
 """
 
@@ -27,7 +28,10 @@ from ascend_moe_train.cluster.control import (
 from ascend_moe_train.cluster.tether import die_with_parent
 
 NUM_PASSED = 3  # descriptors that the launcher passes: standard output, standard error, the board
-_MPI_RANK, _MPI_CONNECTION = "PMI_RANK", "PMI_FD"
+_RANK_BY_STARTER: Mapping[str, str] = {"mpiexec": "PMI_RANK", "msrun": "RANK_ID"}
+_MPI_CONNECTION = "PMI_FD"
+_ROLE, _SCHEDULER_ROLE = "MS_ROLE", "MS_SCHED"
+_SCHEDULER = "ascend_moe_train.parallel.scheduler"
 _EXIT_NO_LAUNCHER = 125
 _EXIT_NO_COMMAND = 127
 
@@ -156,10 +160,12 @@ def connect(name: str, rank: int) -> tuple[socket.socket, list[int]]:
 
 
 def main(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Runs the rank that mpiexec's variables name, and returns when the launcher says so."""
+    """Runs the rank that mpiexec's or msrun's variables name, and returns when the launcher says so."""
     die_with_parent(os.getppid())
+    if environment.get(_ROLE) == _SCHEDULER_ROLE:
+        os.execve(sys.executable, [sys.executable, "-P", "-m", _SCHEDULER], environment)
     try:
-        rank = int(environment[_MPI_RANK])
+        rank = int(environment[_RANK_BY_STARTER[environment[variables.STARTER]]])
         connection, passed = connect(environment[variables.CONTROL], rank)
     except (KeyError, ValueError, OSError) as error:
         print(f"error: a rank is started by 'amt launch', and there is none: {error}", file=sys.stderr)

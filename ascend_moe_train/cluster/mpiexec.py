@@ -17,7 +17,7 @@ MIN_RANKS_ALLOWED = 16
 
 _PACKAGE_ROOT = Path(__file__).parents[2]
 # What an MPI that we are started under has set for us, and would mislead the one that we start; and our own.
-_FOREIGN = ("PMI_", "PMIX_", "HYDRA_", "HYDI_", "MPI_LOCAL", "OMPI_COMM_", "AMT_")
+_FOREIGN = ("PMI_", "PMIX_", "HYDRA_", "HYDI_", "MPI_LOCAL", "OMPI_COMM_", "MS_ROLE", "RANK_ID", "RANK_SIZE", "AMT_")
 
 
 def num_cores() -> int:
@@ -38,14 +38,14 @@ def find_mpiexec() -> Path:
     try:
         files = importlib.metadata.files("mpich") or []
     except importlib.metadata.PackageNotFoundError:
-        raise _missing("mpich") from None
+        raise missing("mpich") from None
     if importlib.util.find_spec("mpi4py") is None:
-        raise _missing("mpi4py")
+        raise missing("mpi4py")
     places = [Path(str(file.locate())) for file in files if file.name == "mpiexec"]
     places.append(Path(sysconfig.get_path("scripts")) / "mpiexec")
     found = next((place for place in places if os.access(place, os.X_OK)), None)
     if found is None:
-        raise _missing(f"mpiexec of mpich ({places[0]})")
+        raise missing(f"mpiexec of mpich ({places[0]})")
     return found.resolve()
 
 
@@ -96,5 +96,6 @@ def rank_environment(ranks: int, given: Mapping[str, str], extra: Mapping[str, s
     return environment
 
 
-def _missing(what: str) -> ConfigError:
+def missing(what: str) -> ConfigError:
+    """That of an installation without the extra."""
     return ConfigError(f"{what} is not installed: ranks need the extra: pip install 'ascend-moe-train[train]'")

@@ -69,6 +69,11 @@ def run_id(environment: Mapping[str, str] = os.environ) -> str | None:
     return environment.get(variables.RUN_ID)
 
 
+def is_by_msrun(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the ranks meet by MindSpore's own means rather than by MPI."""
+    return environment.get(variables.STARTER) == "msrun"
+
+
 def unlink_shared_memory() -> None:
     """Takes the name of MPI's shared memory away once all ranks of this machine have it open (after a barrier).
 

@@ -17,6 +17,7 @@ from ascend_moe_train.cluster.member import Member
 from ascend_moe_train.cluster.mpiexec import python
 from ascend_moe_train.cluster.output import RankLogs, Screen
 from ascend_moe_train.cluster.report import failure_report
+from ascend_moe_train.cluster.variables import Starter
 from ascend_moe_train.cluster.verdict import (
     EXIT_STALLED,
     Deadlines,
@@ -33,7 +34,7 @@ GRACE_S = 0.5  # from SIGTERM to SIGKILL
 LAST_GRACE_S = 3.0  # from there until guards that do not obey are killed
 STOP_GRACE_S = 5.0  # for the others once a rank has ended at SIGTERM without saving, which they then cannot either
 DRAIN_S = 1.0  # for what dead ranks have printed
-LEAVE_S = 3.0  # for mpiexec to end
+LEAVE_S = 3.0  # for mpiexec or msrun to end
 PAUSE_S = 2.0  # a turn of the loop that takes longer was stopped itself
 
 
@@ -42,6 +43,7 @@ class Job:
     """What to run. `command` starts all ranks below guards, `control` names the socket that they look for."""
 
     ranks: int
+    starter: Starter
     command: Sequence[str]
     environment: Mapping[str, str]
     deadlines: Deadlines
@@ -78,7 +80,7 @@ def supervise(job: Job, screen: Screen) -> Outcome:
         hub = stack.enter_context(Hub(ranks=job.ranks, control=job.control, logs=logs, screen=screen))
         stop_signals = stack.enter_context(_stop_signals())
         process = stack.enter_context(_started(job))
-        stack.callback(hub.close)  # guards end before mpiexec is waited for
+        stack.callback(hub.close)  # guards end before mpiexec or msrun is waited for
         outcome = _Supervision(job, hub, process, stop_signals).run()
     if hub.screen_error is not None:
         raise hub.screen_error
@@ -92,7 +94,7 @@ class _Supervision:
 
     def __init__(self, job: Job, hub: Hub, process: subprocess.Popen[bytes], stop_signals: list[int]) -> None:
         self._job, self._hub, self._process, self._stop_signals = job, hub, process, stop_signals
-        self._noise: deque[str] = deque(maxlen=20)  # what mpiexec itself says
+        self._noise: deque[str] = deque(maxlen=20)  # what mpiexec or msrun itself says
         self._is_forwarded = False
         self._suspected_s: float | None = None
         self._end: _End | None = None
@@ -122,7 +124,7 @@ class _Supervision:
     def _found_end(self, now_s: float) -> _End | None:
         """A reason to end all ranks, if there is one by now."""
         views = [member.view(now_s) for member in self._hub.members]
-        return self._asked(views, now_s) or self._without_mpiexec(views, now_s) or self._judged(views, now_s)
+        return self._asked(views, now_s) or self._without_starter(views, now_s) or self._judged(views, now_s)
 
     def _asked(self, views: Sequence[RankView], now_s: float) -> _End | None:
         """Forwards the first signal that asks for a stop; the second ends all, as does one before all have started."""
@@ -137,7 +139,7 @@ class _Supervision:
         unsaved = [view.ending.at_s for view in views if view.ending is not None and not view.is_finished]
         return end if unsaved and now_s - min(unsaved) > STOP_GRACE_S else None
 
-    def _without_mpiexec(self, views: Sequence[RankView], now_s: float) -> _End | None:
+    def _without_starter(self, views: Sequence[RankView], now_s: float) -> _End | None:
         """It outlives the guards, and so all ranks, unless something is wrong with it.
 
         When a guard has been killed or MPI was told to end everything, it ends by itself, and the ranks tell more.
@@ -147,7 +149,7 @@ class _Supervision:
             return None
         ending = Ending(at_s=now_s, code=code) if code >= 0 else Ending(at_s=now_s, signal_number=-code)
         said = f": {self._noise[-1]}" if self._noise else ""
-        problem = f"error: mpiexec {ending_words(ending)} before its ranks did{said}"
+        problem = f"error: {self._job.starter} {ending_words(ending)} before its ranks did{said}"
         return _End(exit_code=ending.exit_code or 1, views=views, problem=problem)
 
     def _judged(self, views: Sequence[RankView], now_s: float) -> _End | None:

@@ -1,7 +1,12 @@
 """What the launcher tells the processes that it starts, by environment variable. Pure."""
 
+from typing import Literal
+
+Starter = Literal["mpiexec", "msrun"]
+
 CONTROL = "AMT_CONTROL"  # name of the launcher's socket, in Linux's abstract namespace
 BOARD = "AMT_BOARD"  # path of the status board
 RANK = "AMT_RANK"  # number of this rank, from 0
 RANKS = "AMT_RANKS"  # number of ranks
 RUN_ID = "AMT_RUN_ID"  # the same text on every rank, another one for each start
+STARTER = "AMT_STARTER"  # what started the ranks, one of Starter

@@ -24,9 +24,10 @@ from ascend_moe_train.model.graph import Graph
 from ascend_moe_train.model.kernels.constants import DTYPES
 from ascend_moe_train.model.transformer import Transformer
 from ascend_moe_train.optim.reduction import Reduction
-from ascend_moe_train.parallel.comm import Comm, Group, Tensor
+from ascend_moe_train.parallel.comm import Collectives, Comm, Group, Tensor
 from ascend_moe_train.parallel.drive import run
 from ascend_moe_train.parallel.mesh import Mesh
+from ascend_moe_train.parallel.messages import DeviceMessages, HostMessages, Messages
 from ascend_moe_train.parallel.schedule import schedule
 from ascend_moe_train.parallel.stages import Stages, stages_of
 
@@ -84,19 +85,15 @@ class StageSite:
     stages: Stages
     stage: int
     comm: Comm
+    messages: Messages
     forward: Group
     backward: Group
     shape: tuple[int, ...]
     dtype: Any
-    tensor_dtype: Any
     moe_rows: tuple[tuple[int, ...], ...]
     num_moe_layers: int
     num_experts: int
     num_micro: int
-
-    def received(self, group: Group, peer: int) -> Tensor:
-        """What a stage sends."""
-        return ms.Tensor.from_numpy(self.comm.recv(group, self.shape, self.dtype, peer))
 
     def of_all_stages(self, counts: Mapping[_Key, NDArray[np.int32]]) -> NDArray[np.int64]:
         """counts_LE of every layer of experts, from those of this stage's chunks by micro-batch and chunk."""
@@ -118,20 +115,27 @@ class StageSite:
         return (self.stage - 1) % self.stages.num_stages
 
 
-def site_of(config: RunConfig, mesh: Mesh, comm: Comm) -> StageSite:
-    """This rank's. Every rank calls it."""
+def site_of(config: RunConfig, mesh: Mesh, comm: Comm, device: Collectives | None = None) -> StageSite:
+    """This rank's; messages go by the `device`, if it is given, and else through the host. Every rank calls it."""
     stages, here = stages_of(config), mesh.coordinates(comm.rank).pp
     tokens = config.batch.micro_sequences * config.data.seq_len // mesh.cp
     rows = tokens // mesh.tp if config.parallel.sequence_parallel else tokens
+    shape, dtype = (rows, config.model.hidden), DTYPES[config.run.precision]
+    groups = [comm.split(f"pp {way}", mesh.groups(("pp",))) for way in ("forward", "backward")]
+    if device is None:
+        host_dtype = np.float32 if config.run.precision == "fp32" else np.float16
+        messages: Messages = HostMessages(comm, shape, host_dtype)
+    else:
+        messages = DeviceMessages(device, tuple(groups), shape, dtype)
     return StageSite(
         stages=stages,
         stage=here,
         comm=comm,
-        forward=comm.split("pp forward", mesh.groups(("pp",))),
-        backward=comm.split("pp backward", mesh.groups(("pp",))),
-        shape=(rows, config.model.hidden),
-        dtype=np.float32 if config.run.precision == "fp32" else np.float16,
-        tensor_dtype=DTYPES[config.run.precision],
+        messages=messages,
+        forward=groups[0],
+        backward=groups[1],
+        shape=shape,
+        dtype=dtype,
         moe_rows=stages.moe_rows(config.model, here),
         num_moe_layers=len(moe_layers(config.model)),
         num_experts=config.model.moe.num_experts if config.model.moe is not None else 1,
@@ -184,7 +188,7 @@ class Pipeline:
         """See step.Passes."""
         site, found = self._site, []
         nothing, stream = ms.Tensor(np.zeros(1, np.float32)), ms.Tensor(np.zeros(site.shape, np.float32))
-        stream = stream.astype(site.tensor_dtype)
+        stream = stream.astype(site.dtype)
         for c, forward in enumerate(self.forward):
             x_TD = nothing if site.stages.is_first(site.stage, c) else stream
             dy_TD = nothing if site.stages.is_last(site.stage, c) else stream
@@ -201,8 +205,9 @@ class Pipeline:
         """-> this stage's figures (5,), and counts_LE of all stages, both summed over the micro-batches."""
         work = _Work(self, self._site, micros, scale)
         run(self._actions, work)
-        figures = np.sum([each for each, _ in work.figures.values()], axis=0, dtype=np.float32)
-        return figures, self._site.of_all_stages({key: counts for key, (_, counts) in work.figures.items()})
+        # read after the last pass: each reading waits for the device
+        figures = np.sum([each.asnumpy() for each, _ in work.figures.values()], axis=0, dtype=np.float32)
+        return figures, self._site.of_all_stages({key: counts.asnumpy() for key, (_, counts) in work.figures.items()})
 
 
 class _Work:
@@ -217,7 +222,7 @@ class _Work:
         self._kept: dict[_Key, tuple[Tensor, ...]] = {}
         self._output_gradients: dict[_Key, Tensor] = {}
         self._input_gradients: dict[_Key, Tensor] = {}
-        self.figures: dict[_Key, tuple[NDArray[np.float32], NDArray[np.int32]]] = {}
+        self.figures: dict[_Key, tuple[Tensor, Tensor]] = {}
 
     def forward(self, micro: int, chunk: int) -> None:
         """See drive.Work; of the last chunk the backward pass does it."""
@@ -246,7 +251,7 @@ class _Work:
         key = (micro, chunk)
         x_TD, dy_TD = self._inputs.get(key, self._nothing), self._output_gradients.get(key, self._nothing)
         dx_TD, figures, counts_LE = cell(x_TD, dy_TD, self._scale, *self._micros[micro], *self._kept.get(key, ()))
-        self.figures[key] = (figures.asnumpy(), counts_LE.asnumpy())
+        self.figures[key] = (figures, counts_LE)
         return dx_TD
 
     def _forget(self, micro: int, chunk: int) -> None:
@@ -257,20 +262,22 @@ class _Work:
     def send_forward(self, micro: int, chunk: int) -> None:
         """See drive.Work."""
         site = self._site
-        site.comm.send(site.forward, self._outputs.pop((micro, chunk)).asnumpy(), site.next)
+        site.messages.send(site.forward, site.next, self._outputs.pop((micro, chunk)))
 
     def recv_forward(self, micro: int, chunk: int) -> None:
         """See drive.Work."""
-        self._inputs[micro, chunk] = self._site.received(self._site.forward, self._site.previous)
+        site = self._site
+        self._inputs[micro, chunk] = site.messages.recv(site.forward, site.previous)
 
     def send_backward(self, micro: int, chunk: int) -> None:
         """See drive.Work."""
         site = self._site
-        site.comm.send(site.backward, self._input_gradients.pop((micro, chunk)).asnumpy(), site.previous)
+        site.messages.send(site.backward, site.previous, self._input_gradients.pop((micro, chunk)))
 
     def recv_backward(self, micro: int, chunk: int) -> None:
         """See drive.Work."""
-        self._output_gradients[micro, chunk] = self._site.received(self._site.backward, self._site.next)
+        site = self._site
+        self._output_gradients[micro, chunk] = site.messages.recv(site.backward, site.next)
 
 
 def through_stages(
@@ -283,10 +290,10 @@ def through_stages(
         return [(0, cells[0](x_TD, *inputs)[1].asnumpy())]
     for chunk, cell in enumerate(cells):
         if not site.stages.is_first(site.stage, chunk):
-            x_TD = site.received(site.forward, site.previous)
+            x_TD = site.messages.recv(site.forward, site.previous)
         x_TD, result = cell(x_TD, *inputs)
         if not site.stages.is_last(site.stage, chunk):
-            site.comm.send(site.forward, x_TD.asnumpy(), site.next)
+            site.messages.send(site.forward, site.next, x_TD)
         results.append((chunk * site.stages.num_stages + site.stage, result.asnumpy()))
     return results
 

@@ -69,7 +69,7 @@ def check_graphs(
     sharded = parallelize(model, mesh, config, collectives)
     make = HostAdamW if config.parallel.offload_optimizer else AdamW
     optimizer = make(sharded.weights, config.optim, kernels, sharded.num_dims)
-    site = site_of(config, mesh, collectives.comm) if mesh.pp > 1 else None
+    site = site_of(config, mesh, collectives.comm, collectives) if mesh.pp > 1 else None
     step = make_step(config, mesh, collectives.comm, model, sharded, optimizer, site)
     found: dict[str, GraphFacts] = {}
     for graph in step.graphs(_micro_batch(config, mesh)):

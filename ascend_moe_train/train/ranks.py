@@ -1,13 +1,13 @@
-"""This process among those that train a run together. Pure: MPI is imported by processes that were launched with it."""
+"""This process among those that train a run together. Pure: MPI and MindSpore are imported by processes that were launched with them."""
 
 from dataclasses import dataclass
 from typing import Any
 
-from ascend_moe_train.cluster.rank import Progress, progress, run_id, unlink_shared_memory
+from ascend_moe_train.cluster.rank import Progress, is_by_msrun, progress, run_id, unlink_shared_memory
 from ascend_moe_train.config import RunConfig
 from ascend_moe_train.data.loader import Batch
 from ascend_moe_train.parallel.agree import broadcast_json, exchange_json, max_int, sum_floats
-from ascend_moe_train.parallel.comm import Comm, Group, LocalComm
+from ascend_moe_train.parallel.comm import Collectives, Comm, Group, LocalComm
 from ascend_moe_train.parallel.mesh import Mesh, mesh_of
 from ascend_moe_train.parallel.places import own_part
 from ascend_moe_train.parallel.watched import WatchedComm
@@ -18,6 +18,8 @@ class Ranks:
     """All ranks, and this one's place among them. What its methods return is the same on every rank; all call them."""
 
     comm: Comm
+    device: Collectives | None
+    """The device's own verbs, where it has some; else those of `comm` are put into graphs."""
     mesh: Mesh
     data: Group
     """The ranks that train on other sequences at the same time, one for each part of a step's batch."""
@@ -72,27 +74,43 @@ def alone(config: RunConfig) -> Ranks:
 
 
 def join(config: RunConfig) -> Ranks:
-    """Meets the other ranks, if `amt launch` started this process with some. Raises ConfigError: they do not fit."""
+    """Meets the other ranks, if `amt launch` started this process with some. Raises ConfigError: they do not fit;
+    TrainingError: a device that is not there."""
     if run_id() is None:
         return alone(config)
-    from ascend_moe_train.parallel.mpi import MpiComm
+    return _by_msrun(config) if is_by_msrun() else _by_mpi(config)
 
-    def on_call(verb: str, group_name: str, number: int, done: bool) -> None:
-        if done:
-            progress().leave()
-        else:
-            progress().enter(verb, group_name, number)
+
+def _by_mpi(config: RunConfig) -> Ranks:
+    from ascend_moe_train.parallel.mpi import MpiComm
 
     comm = MpiComm()
     comm.barrier(comm.world)
     unlink_shared_memory()
-    return _ranks(config, WatchedComm(comm, on_call))
+    return _ranks(config, WatchedComm(comm, _on_call))
 
 
-def _ranks(config: RunConfig, comm: Comm) -> Ranks:
+def _by_msrun(config: RunConfig) -> Ranks:
+    from ascend_moe_train.parallel.native import NativeOps
+    from ascend_moe_train.train.session import set_device
+
+    set_device(config.run.device)
+    device = NativeOps()
+    return _ranks(config, WatchedComm(device.comm, _on_call), device)
+
+
+def _on_call(verb: str, group_name: str, number: int, done: bool) -> None:
+    if done:
+        progress().leave()
+    else:
+        progress().enter(verb, group_name, number)
+
+
+def _ranks(config: RunConfig, comm: Comm, device: Collectives | None = None) -> Ranks:
     mesh = mesh_of(config, comm.world.size)
     return Ranks(
         comm=comm,
+        device=device,
         mesh=mesh,
         data=comm.split("dp", mesh.groups(("dp",))),
         counting=comm.split("loss", mesh.groups(("pp", "dp", "cp"))),

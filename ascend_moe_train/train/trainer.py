@@ -63,7 +63,7 @@ class Trainer:
         if config.lora is not None:
             apply_lora(self.model, config.model, config.lora, config.run.seed)
             given = {name: p.asnumpy().copy() for name, p in self.model.weights() if p.requires_grad}
-        self.sharded = parallelize(self.model, ranks.mesh, config, HostOps(ranks.comm))
+        self.sharded = parallelize(self.model, ranks.mesh, config, ranks.device or HostOps(ranks.comm))
         make = HostAdamW if config.parallel.offload_optimizer else AdamW
         self.optimizer = make(self.sharded.weights, config.optim, self.kernels, self.sharded.num_dims)
         placed = placed_by(config, ranks.mesh, ranks.comm.rank)
@@ -74,7 +74,7 @@ class Trainer:
         self.state, self.origin = restore(self.checkpoints, config, self.tensors, ranks, start, note)
         if self.state.step == 0:
             self.state = self.state.model_copy(update={"loss_scale": LossScale(scale=self._first_scale())})
-        self.site = site_of(config, ranks.mesh, ranks.comm) if ranks.mesh.pp > 1 else None
+        self.site = site_of(config, ranks.mesh, ranks.comm, ranks.device) if ranks.mesh.pp > 1 else None
         self._step = make_step(config, ranks.mesh, ranks.comm, self.model, self.sharded, self.optimizer, self.site)
         self._has_run = False
 

@@ -1,0 +1,61 @@
+"""Tensors from one pipeline stage to another, between graphs. Shape letters: see model/kernels/protocol.py."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import mindspore as ms
+import numpy as np
+
+from ascend_moe_train.parallel.comm import Collectives, Comm, Group, Operator, Tensor
+
+
+class Messages(Protocol):
+    """Of one shape and dtype. A send does not wait until it is received; those in a group arrive in their order."""
+
+    def send(self, group: Group, peer: int, x_TD: Tensor) -> None:
+        """To `peer`, a place in the group."""
+
+    def recv(self, group: Group, peer: int) -> Tensor:
+        """What `peer` sends."""
+
+
+class HostMessages:
+    """Through arrays of the host. bf16 has none in NumPy: for CPUs, whose precisions are fp32 and fp16."""
+
+    def __init__(self, comm: Comm, shape: tuple[int, ...], dtype: Any) -> None:
+        self._comm, self._shape, self._dtype = comm, shape, dtype
+
+    def send(self, group: Group, peer: int, x_TD: Tensor) -> None:
+        """See Messages."""
+        self._comm.send(group, x_TD.asnumpy(), peer)
+
+    def recv(self, group: Group, peer: int) -> Tensor:
+        """See Messages."""
+        return ms.Tensor.from_numpy(self._comm.recv(group, self._shape, self._dtype, peer))
+
+
+class DeviceMessages:
+    """By the device's own operators, for the neighbours in `groups`: nothing passes through the host."""
+
+    def __init__(self, collectives: Collectives, groups: tuple[Group, ...], shape: tuple[int, ...], dtype: Any) -> None:
+        self._send: Mapping[tuple[str, int], Operator] = {
+            (group.name, peer): collectives.send(group, peer) for group in groups for peer in _neighbours(group)
+        }
+        self._recv: Mapping[tuple[str, int], Operator] = {
+            (group.name, peer): collectives.recv(group, peer, shape, dtype)
+            for group in groups
+            for peer in _neighbours(group)
+        }
+        self._token = ms.Tensor(np.zeros(1, np.float32))
+
+    def send(self, group: Group, peer: int, x_TD: Tensor) -> None:
+        """See Messages."""
+        self._send[group.name, peer](x_TD)
+
+    def recv(self, group: Group, peer: int) -> Tensor:
+        """See Messages."""
+        return self._recv[group.name, peer](self._token)
+
+
+def _neighbours(group: Group) -> set[int]:
+    return {(group.index + 1) % group.size, (group.index - 1) % group.size}
