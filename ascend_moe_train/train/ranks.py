@@ -1,4 +1,4 @@
-"""This process among those that train a run together. Pure: MPI and MindSpore are imported by processes that were launched with them."""
+"""This process among those that train a run together. Pure: MPI and MindSpore only come with other processes."""
 
 from dataclasses import dataclass
 from typing import Any

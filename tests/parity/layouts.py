@@ -124,12 +124,14 @@ class Case:
     num_micro: int
     sequences: int = SEQUENCES
     recompute: str = "none"
+    by_device: bool = False
+    """Whether messages between stages are operators, as on a device, rather than arrays of the host."""
 
     @property
     def name(self) -> str:
         """As the tests call it."""
-        words = (self.layout or "one process", self.model, self.mode, f"{self.num_micro} micro-batches", self.recompute)
-        return ", ".join(words)
+        words = [self.layout or "one process", self.model, self.mode, f"{self.num_micro} micro-batches", self.recompute]
+        return ", ".join([*words, *(["messages by operators"] if self.by_device else [])])
 
     @property
     def num_ranks(self) -> int:
@@ -139,7 +141,7 @@ class Case:
     @property
     def reference(self) -> "Case":
         """The same training in one process."""
-        return replace(self, layout=None, recompute="none")
+        return replace(self, layout=None, recompute="none", by_device=False)
 
     def run(self) -> RunConfig:
         """The run file that a user would write."""
@@ -242,7 +244,8 @@ def composed(count: int, seed: int) -> list[Case]:
             continue
         LAYOUTS[name] = (num_ranks, parallel)
         recompute = pick(("none", "full, inputs kept" if parallel["pp"] > 1 else "none", "full", "selective"))
-        case = Case(layout=name, model=model, mode=mode, num_micro=num_micro, recompute=recompute)
+        by_device = parallel["pp"] > 1 and len(found) % 2 == 1
+        case = Case(layout=name, model=model, mode=mode, num_micro=num_micro, recompute=recompute, by_device=by_device)
         try:
             mesh_of(case.run(), num_ranks)
         except (ValueError, ConfigError, ZeroDivisionError):

@@ -19,7 +19,7 @@ from tests.parity.train_worker import train
 from tests.ranks import run_ranks
 
 TOLERANCE = 1e-5
-MOST_CASES = 7
+MOST_CASES = {2: 7, 4: 7, 8: 4}
 Array = NDArray[Any]
 
 
@@ -130,7 +130,7 @@ def batches(cases: Iterable[Case]) -> dict[str, list[Case]]:
     found: dict[str, list[Case]] = {}
     for case in cases:
         number = 1
-        while len(found.get(f"{case.num_ranks} ranks, {number}", ())) == MOST_CASES:
+        while len(found.get(f"{case.num_ranks} ranks, {number}", ())) == MOST_CASES[case.num_ranks]:
             number += 1
         found.setdefault(f"{case.num_ranks} ranks, {number}", []).append(case)
     return found

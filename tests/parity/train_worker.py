@@ -50,13 +50,14 @@ def train(case: Case, comm: Comm | None = None) -> dict[str, Any]:
     data = inner.split("dp", mesh.groups(("dp",)))
     ms.set_seed(0)
     model, kernels, _ = build_model(config)
-    sharded = parallelize(model, mesh, config, HostOps(recording))
+    collectives = HostOps(recording)
+    sharded = parallelize(model, mesh, config, collectives)
     optimizer = AdamW(sharded.weights, config.optim, kernels, sharded.num_dims)
     placed = placed_by(config, mesh, recording.rank)
     check_adds_up(sharded.plan, placed, inner)
     tensors = Tensors(config, placed, model, sharded, optimizer)
     tensors.fill_first(None, {})
-    site = site_of(config, mesh, recording) if mesh.pp > 1 else None
+    site = site_of(config, mesh, recording, collectives if case.by_device else None) if mesh.pp > 1 else None
     step = make_step(config, mesh, inner, model, sharded, optimizer, site)
     figures, pieces, calls = [], {}, []
     for number in range(STEPS):
