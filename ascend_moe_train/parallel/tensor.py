@@ -68,7 +68,8 @@ def apply_tensor(model: Transformer, group: Group, collectives: Collectives, *, 
                 setattr(cell, port, made[form])
 
     put(model, IN_MODEL)
-    model.after_embed_back = model.after_embed.backward
+    after_embed: Any = model.after_embed
+    model.after_embed_back = after_embed.backward
     for block in blocks(model):
         for attribute in SIZES[type(block.attn)]:
             # heads of keys and values that are fewer than ranks are held by several

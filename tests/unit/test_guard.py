@@ -94,7 +94,7 @@ def change(model: Transformer, weight: str, place: tuple[int, ...] | slice, valu
 
 
 HERE = LocalComm.world
-ALONE = Ranks(comm=LocalComm(), mesh=Mesh.make(1), data=HERE, counting=HERE, progress=Unwatched())
+ALONE = Ranks(comm=LocalComm(), device=None, mesh=Mesh.make(1), data=HERE, counting=HERE, progress=Unwatched())
 
 
 def origin(model: Transformer, broken: StepResult) -> str:

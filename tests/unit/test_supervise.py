@@ -297,6 +297,7 @@ def test_an_mpiexec_that_starts_nothing_is_an_error() -> None:
     before = signal.getsignal(signal.SIGTERM)
     job = Job(
         ranks=2,
+        starter="mpiexec",
         command=[sys.executable, "-c", "import sys; print('no such host'); sys.exit(3)"],
         environment={},
         deadlines=DEADLINES,
