@@ -16,14 +16,17 @@ from ascend_moe_train.optim.config import OptimConfig
 Tensor = Any
 
 
-def step_factors(config: OptimConfig, lr: float, updates: int) -> tuple[float, float, float]:
-    """(learning rate, eps, decay) of update number `updates` (from 1), with the bias corrections folded in.
+def step_factors(
+    config: OptimConfig, lr: float, updates: int, fixed_after: int | None = None
+) -> tuple[float, float, float]:
+    """(learning rate, eps, decay) of update number `updates` (from 1), with the bias corrections folded in; after
+    `fixed_after` second moments are no longer updated.
 
     m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps) equals c * m / (sqrt(v) + eps * sqrt(1 - b2^t)) with
     c = sqrt(1 - b2^t) / (1 - b1^t) (Kingma & Ba, 2015, end of section 2), so moments are read once. Weight decay is
     decoupled: p -= lr * weight_decay * p (Loshchilov & Hutter, 2019).
     """
-    root = math.sqrt(1.0 - config.beta2**updates)
+    root = math.sqrt(1.0 - config.beta2 ** min(updates, fixed_after or updates))
     return lr * root / (1.0 - config.beta1**updates), config.eps * root, lr * config.weight_decay
 
 
@@ -75,12 +78,16 @@ class AdamW(nn.Cell):
         self, grads: tuple[Tensor, ...], square: Tensor, loss: Tensor, control: Tensor
     ) -> tuple[Tensor, Tensor]:
         norm, applied = verdict(square, loss, control)
-        clip = ops.minimum(self.clip_norm / (norm + 1e-6), ops.ones_like(norm))
-        live = ops.concat((control[0:1], self.betas, control[1:3], clip * (1.0 / control[3])))
-        scalars = ops.select(ops.broadcast_to(applied, live.shape), live, self.keep)
-        update = ops.partial(self.update, scalars)
+        update = ops.partial(self.update, self.scalars(norm, applied, control))
         tokens = for_each(update, self.decays, self.weights, self.first, self.second, grads)
         return ops.depend(norm, tokens), ops.cast(applied, ms.float32)
+
+    def scalars(self, norm: Tensor, applied: Tensor, control: Tensor) -> Tensor:
+        """The eight of `update`: (learning rate, beta1, beta2, 1 - beta1, 1 - beta2, eps, decay, factor of gradients),
+        with which a step that is not applied changes nothing."""
+        clip = ops.minimum(self.clip_norm / (norm + 1e-6), ops.ones_like(norm))
+        live = ops.concat((control[0:1], self.betas, control[1:3], clip * (1.0 / control[3])))
+        return ops.select(ops.broadcast_to(applied, live.shape), live, self.keep)
 
     def update(
         self, scalars: Tensor, decays: bool, parameter: Tensor, first: Tensor, second: Tensor, grad: Tensor

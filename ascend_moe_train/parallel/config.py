@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from ascend_moe_train.model.config import LoraConfig, ModelConfig
+from ascend_moe_train.parallel.compress_costs import CompressConfig
 from ascend_moe_train.part import Part
 from ascend_moe_train.train.config import BatchConfig
 
@@ -53,7 +54,7 @@ class ParallelConfig(Part):
 
     `zero_stage` 1 shards the optimizer's states over data parallel ranks, 2 gradients too, 3 weights too (Rajbhandari
     et al., 2020). Gradients are reduced in buckets of `bucket_bytes`, and travel as `reduce_dtype`.
-    `offload_optimizer` keeps the optimizer's states in host memory.
+    `offload_optimizer` keeps the optimizer's states in host memory. For `compress` see `CompressConfig`.
 
     In dropless mode a rank has room for `receive_factor` times the token rows that it sends, rows beyond are counted as
     overflow; None has room for whatever may come. `hierarchical_ranks` is the number of ranks of a node: tokens are
@@ -74,6 +75,7 @@ class ParallelConfig(Part):
     bucket_bytes: Annotated[int, Field(gt=0)] = 25 * 2**20
     reduce_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     offload_optimizer: bool = False
+    compress: CompressConfig = CompressConfig()
     receive_factor: Annotated[float, Field(ge=1)] | None = None
     hierarchical_ranks: AxisSize | None = None
     deadlines: DeadlineConfig = DeadlineConfig()
@@ -85,6 +87,7 @@ class ParallelConfig(Part):
                 "sequence_parallel true needs tp ranks to split tokens over, and tp is 1: set it to 2 or more"
             )
         self._check_stages()
+        self._check_compression()
         if self.context != "ring" and self.cp == 1:
             raise ValueError(f"context '{self.context}' has no effect with cp 1: leave it out, or set cp")
         if self.receive_factor is not None and self.ep == 1:
@@ -112,6 +115,18 @@ class ParallelConfig(Part):
                 f"stage_layers has {len(self.stage_layers)} numbers, pp {self.pp} x chunks {self.chunks} needs "
                 f"{self.pp * self.chunks}"
             )
+
+    def _check_compression(self) -> None:
+        """What compresses does so with whole weights, gradients and moments on every rank."""
+        if (method := self.compress.method) == "none":
+            return
+        wanted: dict[str, object] = {"pp": 1, "tp": 1, "zero_stage": 0, "reduce_dtype": "fp32"}
+        for key, value in (wanted | {"offload_optimizer": False}).items():
+            if (found := getattr(self, key)) != value:
+                raise ValueError(
+                    f"compress.method '{method}' with {key} {found}: it compresses sums of gradients that are whole on "
+                    f"every rank, in fp32; set {key} to {value}, or compress.method to 'none'"
+                )
 
     def _check_nodes(self, ranks: int) -> None:
         """A node holds whole experts' ranks, more than one and not all of an expert-parallel group."""

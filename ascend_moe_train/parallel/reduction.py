@@ -16,6 +16,8 @@ from mindspore import nn, ops
 from ascend_moe_train.model.each import for_each, picked
 from ascend_moe_train.parallel.buckets import Bucket, Share
 from ascend_moe_train.parallel.comm import Collectives, Tensor, Wire
+from ascend_moe_train.parallel.compressed import LowRankBucket, TwoStageBucket
+from ascend_moe_train.parallel.flat import Apart, joined
 from ascend_moe_train.parallel.zero_costs import ZeroPlan
 
 
@@ -32,23 +34,6 @@ class Late:
     def value(self, after: Any, parameter: Tensor) -> Tensor:
         """Its bits."""
         return parameter * ops.depend(self.one, after)
-
-
-class _Apart(nn.Cell):
-    """A flat tensor -> pieces of these shapes."""
-
-    def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
-        super().__init__()
-        self.shapes, self.sizes = tuple(shapes), tuple(prod(shape) for shape in shapes)
-        self.numbers = tuple(range(len(shapes)))
-
-    def construct(self, x: Tensor) -> tuple[Tensor, ...]:
-        pieces = ops.split(x, self.sizes, 0) if len(self.sizes) > 1 else (x,)
-        return for_each(self.shaped, self.numbers, pieces)
-
-    def shaped(self, number: int, piece: Tensor) -> Tensor:
-        """One of them."""
-        return ops.reshape(piece, self.shapes[number])
 
 
 class _ReduceBucket(nn.Cell):
@@ -68,11 +53,11 @@ class _ReduceBucket(nn.Cell):
         self.num_zeros = tuple(
             self.num_rows * prod(shape) - shares[i].size for i, shape in zip(bucket, shapes, strict=True)
         )
-        self.apart = _Apart(shapes)
+        self.apart = Apart(shapes)
 
     def construct(self, grads: tuple[Tensor, ...], after: Any) -> tuple[Tensor, ...]:
         rows = for_each(self.row, self.num_zeros, picked(grads, self.places))
-        x = ops.reshape(_side_by_side(rows), (-1,))
+        x = ops.reshape(_columns_side_by_side(rows), (-1,))
         return self.apart(self.sum_over_group(ops.depend(x, after)))
 
     def row(self, num_zeros: int, grad: Tensor) -> Tensor:
@@ -91,11 +76,11 @@ class _RepeatedBucket(nn.Cell):
         neighbours: Any = shares[bucket[0]].neighbours
         self.sum_over_neighbours = collectives.all_reduce(neighbours, wire=wire)
         self.places, self.starts = bucket, tuple(shares[i].size - shares[i].num_repeated for i in bucket)
-        self.apart = _Apart([(shares[i].num_repeated,) for i in bucket])
+        self.apart = Apart([(shares[i].num_repeated,) for i in bucket])
 
     def construct(self, grads: tuple[Tensor, ...], after: Any) -> tuple[Tensor, ...]:
         grads = picked(grads, self.places)
-        x = _joined(for_each(self.repeated, self.starts, grads))
+        x = joined(for_each(self.repeated, self.starts, grads))
         sums = self.apart(self.sum_over_neighbours(ops.depend(x, after)))
         return for_each(self.with_sum, self.starts, grads, sums)
 
@@ -124,7 +109,7 @@ class _GatherBucket(nn.Cell):
 
     def construct(self, parts: tuple[Tensor, ...], after: Any) -> tuple[Tensor, ...]:
         late = for_each(ops.partial(self.late.value, after), picked(parts, self.places))
-        x = ops.reshape(self.gather(_joined(late)), (self.num_rows, -1))
+        x = ops.reshape(self.gather(joined(late)), (self.num_rows, -1))
         columns = ops.split(x, self.parts, 1) if len(self.parts) > 1 else (x,)
         return for_each(self.whole, self.numbers, self.cuts, columns)
 
@@ -148,21 +133,27 @@ class ShardedReduction(nn.Cell):
         parts: Sequence[Any],
         weights: Mapping[int, Any],
         figure_weights: Sequence[float],
+        leaves_momenta: bool = False,
     ) -> None:
         """`parts` are what the optimizer updates of the tensors in parts, in their order, if that is on the device;
-        `weights` what the model reads of them, by their place among the trained."""
+        `weights` what the model reads of them, by their place among the trained. `leaves_momenta`: gradients whose
+        momenta are sent stay as they are, and their squares count as if all ranks had the same."""
         super().__init__()
         shares, buckets, wire = plan.trained, plan.buckets, plan.wire
         self.in_micro, self.num_figures = plan.stage > 1, len(figure_weights)
         self.repeated = nn.CellList([_RepeatedBucket(b, shares, collectives, wire) for b in buckets.repeated])
-        self.reduced = nn.CellList([_ReduceBucket(b, shares, collectives, wire) for b in buckets.reduced])
+        reduced = [bucket for bucket in buckets.reduced if not (leaves_momenta and plan.sends_momenta(bucket))]
+        self.reduced = nn.CellList([_reducer(plan, bucket, collectives) for bucket in reduced])
         self.repeated_order = _order(buckets.repeated, len(shares))
-        self.reduced_order = _order(buckets.reduced, len(shares))
+        self.reduced_order = _order(reduced, len(shares))
         self.cuts = tuple(
             share.num_counted if 0 < share.num_counted < prod(share.updated_shape) else 0 for share in shares
         )
         places = {share.name: i for i, share in enumerate(shares)}
         counts = {share.name: share.weight if share.num_counted else 0.0 for share in shares}
+        if leaves_momenta:
+            left = [shares[i] for bucket in buckets.reduced if plan.sends_momenta(bucket) for i in bucket]
+            counts |= {share.name: counts[share.name] * share.group.size**2 for share in left}
         self.place_P = ms.Tensor(np.array([places.get(name, len(shares)) for name in plan.names], np.int32))
         self.weight_P = ms.Tensor(np.array([counts.get(name, 0.0) for name in plan.names], np.float32))
         self.figure_weights = ms.Tensor(np.array(figure_weights, np.float32))
@@ -222,6 +213,17 @@ class ShardedReduction(nn.Cell):
         return ops.depend(done, after)
 
 
+def _reducer(plan: ZeroPlan, bucket: Bucket, collectives: Collectives) -> nn.Cell:
+    shares = plan.trained
+    if plan.is_compressed(bucket):
+        match plan.compress.method:
+            case "int8":
+                return TwoStageBucket(bucket, shares, collectives, plan.compress)
+            case "powersgd":
+                return LowRankBucket(bucket, shares, collectives, plan.compress)
+    return _ReduceBucket(bucket, shares, collectives, plan.wire)
+
+
 def _order(buckets: Sequence[Bucket], count: int) -> tuple[int, ...]:
     """Where each of `count` tensors is among the results of all buckets followed by the tensors as they were."""
     results = list(chain.from_iterable(buckets))
@@ -233,9 +235,5 @@ def _first(count: int, grad: Tensor) -> Tensor:
     return ops.reshape(grad, (-1,))[:count] if count > 0 else grad
 
 
-def _joined(flat: tuple[Tensor, ...]) -> Tensor:
-    return ops.concat(flat) if len(flat) > 1 else flat[0]
-
-
-def _side_by_side(rows: tuple[Tensor, ...]) -> Tensor:
+def _columns_side_by_side(rows: tuple[Tensor, ...]) -> Tensor:
     return ops.concat(rows, 1) if len(rows) > 1 else rows[0]

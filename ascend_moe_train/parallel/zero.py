@@ -5,7 +5,7 @@ Stage 0 keeps everything on every rank; 1 shares out optimizer states, 2 also th
 updates are its only copies of them in stage 3, and copies beside the model's weights in stages 1 and 2.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -20,11 +20,13 @@ from ascend_moe_train.config import RunConfig
 from ascend_moe_train.errors import TrainingError
 from ascend_moe_train.model.layers import empty
 from ascend_moe_train.model.transformer import Transformer
+from ascend_moe_train.optim.codecs import SignBits
 from ascend_moe_train.optim.host_adamw import HostTensor
 from ascend_moe_train.optim.reduction import LocalReduction, Reduction
 from ascend_moe_train.parallel.agree import sum_floats
-from ascend_moe_train.parallel.buckets import CLASSES, Form, Share, share_of
+from ascend_moe_train.parallel.buckets import CLASSES, Bucket, Form, Share, share_of
 from ascend_moe_train.parallel.comm import Collectives, Comm, Tensor, Wire
+from ascend_moe_train.parallel.compressed import TwoStage
 from ascend_moe_train.parallel.cuts import GROUP_AXES, gradient_groups
 from ascend_moe_train.parallel.gather import gather_on_use, gathered_names
 from ascend_moe_train.parallel.mesh import Mesh
@@ -65,10 +67,12 @@ class Sharded:
         own: Mapping[str, Any],
         reduction: Reduction,
         num_dims: Mapping[str, int],
+        momenta: "Momenta | None" = None,
     ) -> None:
-        """`kept` is what the model reads of each weight, `own` what the optimizer updates where that is not it."""
+        """`kept` is what the model reads of each weight, `own` what the optimizer updates where that is not it;
+        `momenta` is for 1-bit Adam."""
         self.plan, self.reduction, self.num_dims = plan, reduction, dict(num_dims)
-        self.names = plan.names
+        self.names, self.momenta = plan.names, momenta
         self._kept, self._own = kept, own
         self._shares = {share.name: share for share in plan.shares}
         self.differentiated = [kept[share.name] for share in plan.trained]
@@ -83,6 +87,12 @@ class Sharded:
         ]
         self.summed = [owned.parameter for owned in self.owned] if plan.stage > 1 else self.differentiated
         self._bring = _BringParts(reduction)
+
+    @property
+    def remembered(self) -> dict[str, Any]:
+        """What this rank alone keeps of compressed sums from step to step, by name."""
+        cells = [*getattr(self.reduction, "reduced", ()), *(self.momenta.means if self.momenta is not None else ())]
+        return {name: each for cell in cells for name, each in getattr(cell, "remembered", {}).items()}
 
     @property
     def weights(self) -> list[tuple[str, Any]]:
@@ -119,6 +129,16 @@ class Sharded:
             self._bring(ms.Tensor(np.zeros(1, np.float32)), *parts).asnumpy()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Momenta:
+    """How momenta are sent once 1-bit Adam's second moments are fixed: the places of those in each bucket, what brings
+    them together, and the reduction of everything else."""
+
+    buckets: Sequence[Bucket]
+    means: Sequence[TwoStage]
+    reduction: Reduction
+
+
 class _BringParts(nn.Cell):
     def __init__(self, reduction: Any) -> None:
         super().__init__()
@@ -148,6 +168,7 @@ def apply_zero(
         bucket_bytes=parallel.bucket_bytes,
         wire=wire,
         offload=parallel.offload_optimizer,
+        compress=parallel.compress,
     )
     kept = dict(model.weights())
     own = {share.name: _own(share, plan.offload) for share in plan.trained if plan.offload or share.form == "parts"}
@@ -156,6 +177,7 @@ def apply_zero(
         kept=kept,
         own=own,
         reduction=_reduction(plan, kept, own, mesh, collectives),
+        momenta=_momenta(plan, kept, own, mesh, collectives),
         num_dims={name: len(placed[name].shape) for name in plan.names},
     )
 
@@ -221,8 +243,29 @@ def _own(share: Share, is_on_host: bool) -> Any:
     return part
 
 
-def _reduction(
+def _momenta(
     plan: ZeroPlan, kept: Mapping[str, Any], own: Mapping[str, Any], mesh: Mesh, collectives: Collectives
+) -> Momenta | None:
+    shares = plan.trained
+    buckets = [bucket for bucket in plan.buckets.reduced if plan.sends_momenta(bucket)]
+    if not buckets:
+        return None
+    means = []
+    for bucket in buckets:
+        first, size = shares[bucket[0]], sum(shares[i].size for i in bucket)
+        means.append(TwoStage(collectives, first.group, size, SignBits(), plan.compress.block, first.name))
+    reduction = _reduction(plan, kept, own, mesh, collectives, leaves_momenta=True)
+    return Momenta(buckets=buckets, means=means, reduction=reduction)
+
+
+def _reduction(
+    plan: ZeroPlan,
+    kept: Mapping[str, Any],
+    own: Mapping[str, Any],
+    mesh: Mesh,
+    collectives: Collectives,
+    *,
+    leaves_momenta: bool = False,
 ) -> Reduction:
     """Cross entropy is a sum over sequences and their parts, equal on tp ranks, and of the last stage; balance and z
     loss are sums over stages, equal on all ranks of each; what is dropped adds up."""
@@ -236,4 +279,5 @@ def _reduction(
         parts=[] if plan.offload else [own[name] for name in in_parts.values()],
         weights={i: kept[name] for i, name in in_parts.items()},
         figure_weights=(of_loss, of_loss, of_all, of_all, 1.0),
+        leaves_momenta=leaves_momenta,
     )

@@ -4,13 +4,15 @@ s elements of a rank's local tensor, n ranks of the group over which its gradien
 a flat part, m micro-batches, w bytes of an element of a gradient on its way (4 as fp32, 2 as bf16 or fp16).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from ascend_moe_train.parallel.buckets import ELEMENT_BYTES, Buckets, Share, buckets_of, is_repeated
+from ascend_moe_train.parallel.buckets import ELEMENT_BYTES, Bucket, Buckets, Share, buckets_of, is_repeated
 from ascend_moe_train.parallel.comm import WIRE_DTYPES, Group, Wire
+from ascend_moe_train.parallel.compress_costs import BITS, CompressConfig, TwoStageSizes, low_rank_bytes
 
+NOT_COMPRESSED = CompressConfig()
 NUM_FIGURES = 5  # see optim/reduction.py
 Traffic = dict[tuple[str, str], tuple[int, int]]
 
@@ -52,6 +54,16 @@ class ZeroPlan:
     bucket_bytes: int
     wire: Wire | None = None
     offload: bool = False
+    compress: CompressConfig = NOT_COMPRESSED
+
+    def is_compressed(self, bucket: Bucket) -> bool:
+        """Whether its sum, or that of its momenta, is of less than all bits: dense weights that all ranks have."""
+        share = self.trained[bucket[0]]
+        return self.compress.method != "none" and share.gradient == "dense" and share.group.size == self.world.size
+
+    def sends_momenta(self, bucket: Bucket) -> bool:
+        """Whether momenta are sent instead of gradients, once 1-bit Adam's second moments are fixed."""
+        return self.compress.method == "onebit_adam" and self.is_compressed(bucket)
 
     @property
     def trained(self) -> list[Share]:
@@ -74,7 +86,8 @@ def zero_bytes(plan: ZeroPlan, num_micro: int) -> ZeroBytes:
 
     All tensors are `whole` in stage 0, `parts` in stages 1 and 2; in stage 3 matrices are `on_use`, the rest `parts`.
     Groups of one rank have `whole` ones only (Rajbhandari et al., 2020, figure 1, whose 16-bit weights and gradients
-    are fp32 here). Frozen weights have neither gradients nor states. With `offload`, moments and one copy of all
+    are fp32 here). Frozen weights have neither gradients nor states. What compression has lost, and PowerSGD's factors,
+    count with the optimizer (`compress_costs`). With `offload`, moments and one copy of all
     weights that are updated (3 s or 3 p) are on the host, and nothing of the optimizer on the device.
 
     Not counted: what is alive only inside a graph, such as activations, buckets and the gradients of one micro-batch.
@@ -91,12 +104,28 @@ def zero_bytes(plan: ZeroPlan, num_micro: int) -> ZeroBytes:
             host += 3 * updated
         else:
             optimizer += (3 if share.form == "parts" else 2) * updated
+    optimizer += sum(_lost_bytes(plan, bucket) for bucket in plan.buckets.reduced) // ELEMENT_BYTES
     counts = {"weights": weights, "gradients": gradients, "optimizer": optimizer, "host": host}
     return ZeroBytes(**{name: ELEMENT_BYTES * count for name, count in counts.items()})
 
 
-def zero_traffic(plan: ZeroPlan, num_micro: int) -> Traffic:
-    """(verb, group) -> calls and payload bytes (see `comm.Comm`) of a rank in one optimizer step.
+def _lost_bytes(plan: ZeroPlan, bucket: Bucket) -> int:
+    if not plan.is_compressed(bucket):
+        return 0
+    shares, compress = [plan.trained[i] for i in bucket], plan.compress
+    if compress.method == "powersgd":
+        return low_rank_bytes([share.shape for share in shares], compress.rank)[1]
+    return _two_stage(plan, shares).lost_bytes
+
+
+def _two_stage(plan: ZeroPlan, shares: Sequence[Share]) -> TwoStageSizes:
+    size = sum(share.size for share in shares)
+    return TwoStageSizes(size=size, ranks=plan.world.size, block=plan.compress.block)
+
+
+def zero_traffic(plan: ZeroPlan, num_micro: int, *, sends_momenta: bool = False) -> Traffic:
+    """(verb, group) -> calls and payload bytes (see `comm.Comm`) of a rank in one optimizer step; `sends_momenta`: of
+    one with 1-bit Adam's second moments fixed.
 
     r = 1 in stages 0 and 1, m in stages 2 and 3; what is repeated has q elements in rows that neighbours have too:
 
@@ -107,6 +136,9 @@ def zero_traffic(plan: ZeroPlan, num_micro: int) -> Traffic:
         reduce_scatter  of those: w n p, m times a use                    one call each
         all_reduce      over neighbours: w q, r times                     one call a bucket; on use m times, a call each
         all_reduce      over the world: 4 (5 + number of tensors)         one call
+
+    Of what is compressed, instead of w s: in blocks the bytes of `TwoStageSizes.sent_bytes`, codes and scales a call
+    each; with PowerSGD those of `low_rank_bytes` in two calls.
 
     In groups of one rank nothing is called. A use is one in each forward pass and, but for the embedding, in each
     backward pass (`Stages.passes`). With adapters this is the most that can be: what no gradient needs is left out.
@@ -120,6 +152,9 @@ def zero_traffic(plan: ZeroPlan, num_micro: int) -> Traffic:
         sent.add("all_reduce", shares[0].neighbours, reductions, wire_bytes * sum(s.num_repeated for s in shares))
     for bucket in buckets.reduced:
         shares = [trained[i] for i in bucket]
+        if plan.is_compressed(bucket) and (sends_momenta or not plan.sends_momenta(bucket)):
+            _add_compressed(sent, plan, shares)
+            continue
         group, is_whole = shares[0].group, shares[0].form == "whole"
         elements = sum(share.size if is_whole else share.part * group.size for share in shares)
         sent.add("all_reduce" if is_whole else "reduce_scatter", group, reductions, wire_bytes * elements)
@@ -138,6 +173,16 @@ def zero_traffic(plan: ZeroPlan, num_micro: int) -> Traffic:
     return sent.traffic
 
 
+def _add_compressed(sent: "_Sent", plan: ZeroPlan, shares: Sequence[Share]) -> None:
+    compress, group = plan.compress, shares[0].group
+    if compress.method == "powersgd":
+        size_bytes, lost_bytes = low_rank_bytes([share.shape for share in shares], compress.rank)
+        sent.add_bytes("all_reduce", group, 2 if lost_bytes else 1, size_bytes)
+        return
+    for verb, size_bytes in _two_stage(plan, shares).sent_bytes(BITS[compress.method]).items():
+        sent.add_bytes(verb, group, 2, size_bytes)
+
+
 class _Sent:
     """Adds up calls."""
 
@@ -145,6 +190,9 @@ class _Sent:
         self.traffic: Traffic = {}
 
     def add(self, verb: str, group: Group | None, times: int, size_bytes: int) -> None:
-        if group is not None and group.size > 1 and times:
-            calls, total_bytes = self.traffic.get((verb, group.name), (0, 0))
-            self.traffic[verb, group.name] = calls + times, total_bytes + times * size_bytes
+        self.add_bytes(verb, group, times, times * size_bytes)
+
+    def add_bytes(self, verb: str, group: Group | None, calls: int, size_bytes: int) -> None:
+        if group is not None and group.size > 1 and calls:
+            before, total_bytes = self.traffic.get((verb, group.name), (0, 0))
+            self.traffic[verb, group.name] = before + calls, total_bytes + size_bytes

@@ -8,6 +8,8 @@ from ascend_moe_train.config import RunConfig
 from ascend_moe_train.model.transformer import Transformer
 from ascend_moe_train.optim.adamw import AdamW
 from ascend_moe_train.optim.host_adamw import HostAdamW
+from ascend_moe_train.optim.onebit import OneBitAdam
+from ascend_moe_train.optim.reduction import Reduction
 from ascend_moe_train.parallel.agree import sum_int
 from ascend_moe_train.parallel.comm import Comm
 from ascend_moe_train.parallel.mesh import Mesh, num_micro
@@ -45,6 +47,15 @@ def make_step(
         total_of=lambda count: sum_int(comm, count, data),
         own=partial(own_part, mesh=mesh, here=mesh.coordinates(comm.rank)),
         refill=sharded.refill,
+        later=_later(optimizer, sharded, comm.world.size),
         make_passes=None if site is None else make_passes,
         moe_rows=None if site is None else tuple(chain.from_iterable(site.moe_rows)),
     )
+
+
+def _later(optimizer: AdamW | HostAdamW, sharded: Sharded, num_ranks: int) -> tuple[OneBitAdam, Reduction] | None:
+    """1-bit Adam, if the run has it."""
+    momenta = sharded.momenta
+    if momenta is None or isinstance(optimizer, HostAdamW):
+        return None
+    return OneBitAdam(optimizer, momenta.buckets, momenta.means, num_ranks), momenta.reduction

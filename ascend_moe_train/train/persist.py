@@ -32,14 +32,15 @@ from ascend_moe_train.train.ranks import Ranks
 from ascend_moe_train.train.session import copy_into
 from ascend_moe_train.train.state import TrainingState
 
-FIRST, SECOND = "optim.first.", "optim.second."
+FIRST, SECOND, COMPRESSION = "optim.first.", "optim.second.", "compression."
 # What a run may not change between two starts: the numbers would no longer be those of one unbroken run.
 FIXED = ("model", "lora", "data.train", "data.seq_len", "data.reset_attention", "batch.global_sequences", "run.seed",
     "run.precision")  # fmt: skip
 
 
 class Tensors:
-    """The tensors of a run, as far as this rank holds them: weights, buffers, moments."""
+    """The tensors of a run, as far as this rank holds them: weights, buffers, moments, and what compressed sums of
+    gradients have lost."""
 
     def __init__(
         self,
@@ -48,6 +49,8 @@ class Tensors:
         model: Transformer,
         sharded: Sharded,
         optimizer: AdamW | HostAdamW,
+        rank: int = 0,
+        num_ranks: int = 1,
     ) -> None:
         self._config, self._placed, self._sharded = config, placed, sharded
         trained = [
@@ -61,7 +64,10 @@ class Tensors:
         kept = list(renamed(ADAPTERS, trained) if config.lora is not None else renamed(MODEL, [*trained, *buffers]))
         for prefix, moments in ((FIRST, optimizer.first), (SECOND, optimizer.second)):
             kept += [each.like(prefix + each.name, p) for each, p in zip(trained, moments, strict=True)]
-        self._kept = {each.name: each for each in kept}
+        # each rank's own: a row for every rank
+        remembered = [_row(COMPRESSION + name, p, rank, num_ranks) for name, p in sharded.remembered.items()]
+        self._remembered = frozenset(each.name for each in remembered)
+        self._kept = {each.name: each for each in (*kept, *remembered)}
         self._buffers = {each.name: each for each in buffers}
 
     def fill_first(self, start: Start | None, given: Mapping[str, NDArray[Any]]) -> None:
@@ -95,6 +101,8 @@ class Tensors:
         """Raises CheckpointError naming a tensor that is missing, or not of its shape and fp32."""
         for name, each in self._kept.items():
             entry = manifest.tensors.get(name)
+            if name in self._remembered:
+                continue
             if entry is None:
                 raise CheckpointError(f"{path}: tensor {name!r} is missing")
             if entry.dtype != "F32" or entry.shape != each.placement.shape:
@@ -105,13 +113,40 @@ class Tensors:
 
     def read(self, manifest: Manifest, path: Path) -> dict[str, list[NDArray[Any]]]:
         """This rank's parts of a checkpoint of any layout, verified. Raises CheckpointError: damaged."""
-        return reshard.read_boxes(path, manifest, {name: each.boxes for name, each in self._kept.items()})
+        lost = self.forgotten(manifest)
+        boxes = {name: each.boxes for name, each in self._kept.items() if name not in lost}
+        return reshard.read_boxes(path, manifest, boxes)
+
+    def forgotten(self, manifest: Manifest) -> set[str]:
+        """What compressed sums have lost that a checkpoint does not have as it is needed: it was written without
+        compression, or on other ranks."""
+        found = manifest.tensors
+        return {
+            name
+            for name in self._remembered
+            if name not in found or (found[name].dtype, found[name].shape) != ("F32", self._kept[name].placement.shape)
+        }
 
     def fill(self, found: Mapping[str, list[NDArray[Any]]]) -> None:
         """Takes over what `read` found."""
         for name, arrays in found.items():
             self._kept[name].fill_from_boxes(arrays)
         self._sharded.refill()
+
+
+def _row(name: str, parameter: Any, rank: int, num_ranks: int) -> Held:
+    size = int(parameter.size)
+    placement = Placement(
+        shape=(num_ranks, size),
+        gradient="none",
+        intervals=(((rank, rank + 1),), ((0, size),)),
+        group=(rank,),
+        index=0,
+        replicas=1,
+        is_first=True,
+        repeated=None,
+    )
+    return Held(name=name, parameter=parameter, placement=placement, start=0, stop=size)
 
 
 def checkpoint_meta(
@@ -159,6 +194,8 @@ def restore(
             continue
         assert manifest is not None
         tensors.fill(found)
+        if tensors.forgotten(manifest):
+            note("what compressed gradients have lost is not in that checkpoint for these ranks: it begins at zero")
         if changes:
             note(f"changed since that checkpoint: {changes}")
         note(f"continuing from {path}")

@@ -15,7 +15,8 @@ class TrainingState(BaseModel):
 
     `step` is the number of finished steps and so the next step's index (data order, learning rate and noise are
     functions of it), `updates` counts those that changed the weights, `bad_in_row` the non-finite ones in a row up to
-    now. `recent_losses` are the good losses that a spike is judged against, newest last.
+    now. After `fixed_after` updates 1-bit Adam's second moments stay as they are; until then `second_sum` is their sum
+    when it was last looked at. `recent_losses` are the good losses that a spike is judged against, newest last.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -29,6 +30,8 @@ class TrainingState(BaseModel):
     smooth_total: float = 0.0
     smooth_weight: float = Field(default=0.0, ge=0)
     recent_losses: tuple[float, ...] = ()
+    fixed_after: int | None = Field(default=None, ge=1)
+    second_sum: float = Field(default=0.0, ge=0)
 
     @classmethod
     def from_meta(cls, meta: dict[str, Any], step: int, where: str) -> "TrainingState":

@@ -22,6 +22,7 @@ from ascend_moe_train.model.transformer import Transformer
 from ascend_moe_train.optim.adamw import AdamW
 from ascend_moe_train.optim.balance import BalanceBiases
 from ascend_moe_train.optim.host_adamw import HostAdamW
+from ascend_moe_train.optim.onebit import OneBitAdam
 from ascend_moe_train.optim.reduction import LocalReduction, Reduction
 
 Tensor = Any
@@ -66,7 +67,7 @@ class _Update(nn.Cell):
     """Summed gradients and figures -> (figures of the step, total loss, gradient norm, applied, square_P), and for an
     optimizer on the host the gradients that it is given."""
 
-    def __init__(self, model: Transformer, optimizer: AdamW | HostAdamW, reduction: Reduction) -> None:
+    def __init__(self, model: Transformer, optimizer: AdamW | HostAdamW | OneBitAdam, reduction: Reduction) -> None:
         super().__init__()
         self.model, self.optimizer, self.reduction = model, optimizer, reduction
         self.is_on_host = isinstance(optimizer, HostAdamW)
@@ -189,6 +190,7 @@ class TrainStep:
         total_of: Callable[[int], int] = int,
         own: Callable[[Batch], Batch] | None = None,
         refill: Callable[[], None] | None = None,
+        later: tuple[OneBitAdam, Reduction] | None = None,
         make_passes: Callable[[Any], Passes] | None = None,
         moe_rows: Sequence[int] | None = None,
     ) -> None:
@@ -201,11 +203,14 @@ class TrainStep:
         self._balance = None if rate is None else BalanceBiases(model.buffers(), rate)
         reduction = LocalReduction() if reduction is None else reduction
         update = _Update(model, optimizer, reduction)
+        later_update = None if later is None else _Update(model, *later)
         self._whole: _WholeStep | None = None
+        self._later: _WholeStep | _UpdateFromSums | None = None
         if make_passes is None:  # a pipeline stage may lack the ends of the model
             gradients = _Gradients(model, list(differentiated or optimizer.weights))
             if num_micro == 1:
                 self._whole = _WholeStep(gradients, update)
+                self._later = None if later_update is None else _WholeStep(gradients, later_update)
                 return
             make_passes = partial(_OneByOne, gradients, reduction, num_micro=num_micro)
         self.sums = ms.ParameterTuple(
@@ -214,6 +219,15 @@ class TrainStep:
         self._passes = make_passes(self.sums)
         self._clear = _Clear(self.sums)
         self._update = _UpdateFromSums(update, self.sums, self._clear)
+        if later_update is not None:
+            self._later = _UpdateFromSums(later_update, self.sums, self._clear)
+
+    def change_over(self) -> None:
+        """From now on the later optimizer updates, if there is one."""
+        if isinstance(self._later, _WholeStep):
+            self._whole = self._later
+        elif self._later is not None:
+            self._update = self._later
 
     def __call__(self, batch: Batch, noise_seed: int, control: NDArray[np.float64]) -> StepResult:
         """`control`: see `AdamW`. The batch holds all sequences of the step that are this process's."""

@@ -32,6 +32,7 @@ from ascend_moe_train.train.session import build_model
 from ascend_moe_train.train.state import TrainingState
 from ascend_moe_train.train.step import StepResult
 from ascend_moe_train.train.stop import StopRequest
+from ascend_moe_train.train.variance import with_fixed_variance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +69,8 @@ class Trainer:
         self.optimizer = make(self.sharded.weights, config.optim, self.kernels, self.sharded.num_dims)
         placed = placed_by(config, ranks.mesh, ranks.comm.rank)
         check_adds_up(self.sharded.plan, placed, ranks.comm)
-        self.tensors = Tensors(config, placed, self.model, self.sharded, self.optimizer)
+        here = (ranks.comm.rank, ranks.mesh.world_size)
+        self.tensors = Tensors(config, placed, self.model, self.sharded, self.optimizer, *here)
         self.tensors.fill_first(start, given)
         self.checkpoints = Path(config.run.dir) / CHECKPOINTS
         self.state, self.origin = restore(self.checkpoints, config, self.tensors, ranks, start, note)
@@ -77,6 +79,9 @@ class Trainer:
         self.site = site_of(config, ranks.mesh, ranks.comm, ranks.device) if ranks.mesh.pp > 1 else None
         self._step = make_step(config, ranks.mesh, ranks.comm, self.model, self.sharded, self.optimizer, self.site)
         self._has_run = False
+        self._sends_momenta = self.sharded.momenta is not None and self.state.fixed_after is not None
+        if self._sends_momenta:
+            self._step.change_over()
 
     @property
     def is_done(self) -> bool:
@@ -121,11 +126,12 @@ class Trainer:
         lr = learning_rate(config.optim, state.step, config.run.steps)
         limit = spike_limit(config.guard, state)
         highest = limit if config.guard.spike_action == "skip" else math.inf
-        factors = step_factors(config.optim, lr, state.updates + 1)
+        factors = step_factors(config.optim, lr, state.updates + 1, state.fixed_after if self._sends_momenta else None)
         noise_seed = (config.run.seed * 1_000_003 + state.step) % 2**31
         result = self._step(batch, noise_seed, np.array([*factors, state.loss_scale.scale, highest]))
         tokens = batch.tokens_BS.size * self.ranks.data.size
         self.state, warning = self._advance(result, limit, tokens)
+        warning = self._fix_variance() or warning
         if self.state.bad_in_row >= config.guard.max_bad_steps:
             last = f"the last with loss {result.loss:.6g} and gradient norm {result.grad_norm:.6g}"
             why = f"loss limit {limit:.6g}"
@@ -156,6 +162,23 @@ class Trainer:
         smooth = {"smooth_total": meter.smoother.total, "smooth_weight": meter.smoother.weight}
         self.state = self.state.model_copy(update=smooth)
         return StepInfo(record=record, warning=warning)
+
+    def _fix_variance(self) -> str | None:
+        """Changes to sending momenta when it is time for it; what there is to say then."""
+        if self.sharded.momenta is None or self._sends_momenta:
+            return None
+        self.state = with_fixed_variance(self.config, self.state, self._second_sum)
+        if self.state.fixed_after is None:
+            return None
+        self._sends_momenta = True
+        self._step.change_over()
+        return f"step {self.state.step}: second moments stay as they are, momenta are sent as signs from now on"
+
+    def _second_sum(self) -> float:
+        """Of the tensors whose momenta are to be sent, in fp64: the same on every rank."""
+        momenta = self.sharded.momenta
+        places = [] if momenta is None else [i for bucket in momenta.buckets for i in bucket]
+        return float(sum(self.optimizer.second[i].asnumpy().sum(dtype=np.float64) for i in places))
 
     def _advance(self, result: StepResult, limit: float, tokens: int) -> tuple[TrainingState, str | None]:
         """The state after a step, and what the user should know of it."""
