@@ -18,7 +18,8 @@ from ascend_moe_train.model.layers import empty
 from ascend_moe_train.optim.codecs import Codec, Int8Blocks
 from ascend_moe_train.parallel.buckets import Bucket, Share
 from ascend_moe_train.parallel.comm import Collectives, Group, Tensor
-from ascend_moe_train.parallel.compress_costs import CompressConfig, TwoStageSizes, is_low_rank
+from ascend_moe_train.parallel.compress_costs import TwoStageSizes, is_low_rank
+from ascend_moe_train.parallel.config import CompressConfig
 from ascend_moe_train.parallel.flat import Apart, joined, side_by_side
 
 

@@ -7,7 +7,6 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from ascend_moe_train.model.config import LoraConfig, ModelConfig
-from ascend_moe_train.parallel.compress_costs import CompressConfig
 from ascend_moe_train.part import Part
 from ascend_moe_train.train.config import BatchConfig
 
@@ -35,6 +34,34 @@ class DeadlineConfig(Part):
     compile_s: Seconds = 1800.0
     step_s: Seconds = 300.0
     save_s: Seconds = 600.0
+
+
+# The keys of one method only.
+_OF_METHOD = {"rank": ("powersgd",), "block": ("int8", "onebit_adam"), "warmup_updates": ("onebit_adam",)}
+
+
+class CompressConfig(Part):
+    """How the gradients of dense weights are summed over ranks; what is lost is added to the next step's. Experts'
+    gradients are summed as they are.
+
+    `int8`: as multiples of a scale for each `block` of elements. `powersgd`: matrices as products of two of `rank`
+    columns (Vogels et al., 2019), the rest as it is. `onebit_adam` (Tang et al., 2021): after `warmup_updates` of Adam
+    its second moments stay as they are, and of first moments the signs are sent, with a scale for each `block`; without
+    a number, it begins when the second moments no longer grow.
+    """
+
+    method: Literal["none", "int8", "powersgd", "onebit_adam"] = "none"
+    block: Annotated[int, Field(ge=8, le=2**20, multiple_of=8)] = 1024
+    rank: Annotated[int, Field(ge=1, le=64)] = 4
+    warmup_updates: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _has_effect(self) -> Self:
+        for key, methods in _OF_METHOD.items():
+            value = getattr(self, key)
+            if self.method not in methods and value != type(self).model_fields[key].default:
+                raise ValueError(f"{key} {value} has no effect with method '{self.method}': leave it out")
+        return self
 
 
 class ParallelConfig(Part):

@@ -17,6 +17,7 @@ from ascend_moe_train.model.transformer import Transformer
 from ascend_moe_train.parallel.buckets import Share, is_repeated
 from ascend_moe_train.parallel.comm import Collectives, Tensor, Wire
 from ascend_moe_train.parallel.reduction import Late
+from ascend_moe_train.parallel.scaled import summing
 from ascend_moe_train.parallel.zero_costs import Uses
 
 # primitives: ops.zeros_like and ops.concat are graphs of their own, which MindSpore loses where a gradient is taken
@@ -37,10 +38,12 @@ class _Weight:
         self.num_zeros = share.part * share.group.size - share.size
         self.is_trained, self.is_repeated = share.is_trained, is_repeated(share)
         self.gather, self.late = collectives.all_gather(share.group), Late()
-        self.scatter = collectives.reduce_scatter(share.group, wire)
+        self.scatter = summing(collectives, share.group, collectives.reduce_scatter(share.group, wire), wire)
         if share.neighbours is not None:
             self.alone = share.size - share.num_repeated
-            self.sum_over_neighbours = collectives.all_reduce(share.neighbours, wire=wire)
+            neighbours = share.neighbours
+            call = collectives.all_reduce(neighbours, wire=wire)
+            self.sum_over_neighbours = summing(collectives, neighbours, call, wire)
 
     def whole(self, part_P: Tensor, after: Tensor) -> Tensor:
         """Put together, once `after` is there."""

@@ -18,6 +18,7 @@ from ascend_moe_train.parallel.buckets import Bucket, Share
 from ascend_moe_train.parallel.comm import Collectives, Tensor, Wire
 from ascend_moe_train.parallel.compressed import LowRankBucket, TwoStageBucket
 from ascend_moe_train.parallel.flat import Apart, joined
+from ascend_moe_train.parallel.scaled import summing
 from ascend_moe_train.parallel.zero_costs import ZeroPlan
 
 
@@ -47,7 +48,7 @@ class _ReduceBucket(nn.Cell):
         first = shares[bucket[0]]
         is_whole = first.form == "whole"
         make = collectives.all_reduce if is_whole else collectives.reduce_scatter
-        self.sum_over_group = make(first.group, wire=wire)
+        self.sum_over_group = summing(collectives, first.group, make(first.group, wire=wire), wire)
         self.places, self.num_rows = bucket, 1 if is_whole else first.group.size
         shapes = [shares[i].updated_shape for i in bucket]
         self.num_zeros = tuple(
@@ -74,7 +75,7 @@ class _RepeatedBucket(nn.Cell):
     def __init__(self, bucket: Bucket, shares: Sequence[Share], collectives: Collectives, wire: Wire | None) -> None:
         super().__init__()
         neighbours: Any = shares[bucket[0]].neighbours
-        self.sum_over_neighbours = collectives.all_reduce(neighbours, wire=wire)
+        self.sum_over_neighbours = summing(collectives, neighbours, collectives.all_reduce(neighbours, wire=wire), wire)
         self.places, self.starts = bucket, tuple(shares[i].size - shares[i].num_repeated for i in bucket)
         self.apart = Apart([(shares[i].num_repeated,) for i in bucket])
 

@@ -10,7 +10,8 @@ from math import prod
 
 from ascend_moe_train.parallel.buckets import ELEMENT_BYTES, Bucket, Buckets, Share, buckets_of, is_repeated
 from ascend_moe_train.parallel.comm import WIRE_DTYPES, Group, Wire
-from ascend_moe_train.parallel.compress_costs import BITS, CompressConfig, TwoStageSizes, low_rank_bytes
+from ascend_moe_train.parallel.compress_costs import BITS, TwoStageSizes, low_rank_bytes
+from ascend_moe_train.parallel.config import CompressConfig
 
 NOT_COMPRESSED = CompressConfig()
 NUM_FIGURES = 5  # see optim/reduction.py
@@ -137,6 +138,8 @@ def zero_traffic(plan: ZeroPlan, num_micro: int, *, sends_momenta: bool = False)
         all_reduce      over neighbours: w q, r times                     one call a bucket; on use m times, a call each
         all_reduce      over the world: 4 (5 + number of tensors)         one call
 
+    In fp16 each of these sums of gradients has an all_reduce of 4 bytes before it (`scaled`).
+
     Of what is compressed, instead of w s: in blocks the bytes of `TwoStageSizes.sent_bytes`, codes and scales a call
     each; with PowerSGD those of `low_rank_bytes` in two calls.
 
@@ -146,10 +149,10 @@ def zero_traffic(plan: ZeroPlan, num_micro: int, *, sends_momenta: bool = False)
     wire_bytes = ELEMENT_BYTES if plan.wire is None else WIRE_DTYPES[plan.wire].itemsize
     reductions = num_micro if plan.stage > 1 else 1
     trained, buckets = plan.trained, plan.buckets
-    sent = _Sent()
+    sent = _Sent(is_scaled=plan.wire == "fp16")
     for bucket in buckets.repeated:
         shares = [trained[i] for i in bucket]
-        sent.add("all_reduce", shares[0].neighbours, reductions, wire_bytes * sum(s.num_repeated for s in shares))
+        sent.add_sum("all_reduce", shares[0].neighbours, reductions, wire_bytes * sum(s.num_repeated for s in shares))
     for bucket in buckets.reduced:
         shares = [trained[i] for i in bucket]
         if plan.is_compressed(bucket) and (sends_momenta or not plan.sends_momenta(bucket)):
@@ -157,7 +160,7 @@ def zero_traffic(plan: ZeroPlan, num_micro: int, *, sends_momenta: bool = False)
             continue
         group, is_whole = shares[0].group, shares[0].form == "whole"
         elements = sum(share.size if is_whole else share.part * group.size for share in shares)
-        sent.add("all_reduce" if is_whole else "reduce_scatter", group, reductions, wire_bytes * elements)
+        sent.add_sum("all_reduce" if is_whole else "reduce_scatter", group, reductions, wire_bytes * elements)
     for bucket in buckets.published:
         shares = [trained[i] for i in bucket]
         sent.add("all_gather", shares[0].group, 1, ELEMENT_BYTES * sum(share.part for share in shares))
@@ -166,9 +169,9 @@ def zero_traffic(plan: ZeroPlan, num_micro: int, *, sends_momenta: bool = False)
             continue
         gathers, times = num_micro * plan.uses[share.name].gathers, num_micro * plan.uses[share.name].reductions
         sent.add("all_gather", share.group, gathers, ELEMENT_BYTES * share.part)
-        sent.add("reduce_scatter", share.group, times, wire_bytes * share.part * share.group.size)
+        sent.add_sum("reduce_scatter", share.group, times, wire_bytes * share.part * share.group.size)
         if is_repeated(share):
-            sent.add("all_reduce", share.neighbours, times, wire_bytes * share.num_repeated)
+            sent.add_sum("all_reduce", share.neighbours, times, wire_bytes * share.num_repeated)
     sent.add("all_reduce", plan.world, 1, ELEMENT_BYTES * (NUM_FIGURES + len(plan.names)))
     return sent.traffic
 
@@ -186,8 +189,14 @@ def _add_compressed(sent: "_Sent", plan: ZeroPlan, shares: Sequence[Share]) -> N
 class _Sent:
     """Adds up calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_scaled: bool) -> None:
         self.traffic: Traffic = {}
+        self._is_scaled = is_scaled
+
+    def add_sum(self, verb: str, group: Group | None, times: int, size_bytes: int) -> None:
+        self.add(verb, group, times, size_bytes)
+        if self._is_scaled:
+            self.add("all_reduce", group, times, ELEMENT_BYTES)
 
     def add(self, verb: str, group: Group | None, times: int, size_bytes: int) -> None:
         self.add_bytes(verb, group, times, times * size_bytes)

@@ -1,0 +1,36 @@
+"""Sums over ranks in fp16 that neither overflow nor lose what is small."""
+
+from typing import Any
+
+import mindspore as ms
+from mindspore import nn, ops
+
+from ascend_moe_train.parallel.comm import Collectives, Group, Operator, Tensor, Wire
+
+LARGEST = 2.0**15  # fp16 ends at 65504
+
+
+class _ScaledSum(nn.Cell):
+    """x -> what `call` makes of it, whose contributions and sum are in fp16. They are multiplied by a power of two that
+    brings the largest magnitude of all ranks near the largest that a sum of n of them can have; with one that is not
+    finite they stay as they are, and so does the sum."""
+
+    def __init__(self, collectives: Collectives, group: Group, call: Operator) -> None:
+        super().__init__()
+        self.call, self.largest = call, collectives.all_reduce(group, "max")
+        self.room = ms.Tensor([LARGEST / group.size], ms.float32)
+        self.reshape, self.max, self.abs = ops.Reshape(), ops.ReduceMax(), ops.Abs()
+        self.is_finite, self.select, self.power = ops.IsFinite(), ops.Select(), ops.Pow()
+        self.floor, self.log, self.both = ops.Floor(), ops.Log(), ops.LogicalAnd()
+        self.two, self.log_two = ms.Tensor([2.0], ms.float32), ms.Tensor([0.6931471805599453], ms.float32)
+
+    def construct(self, x: Tensor) -> Tensor:
+        top = self.largest(self.reshape(self.max(self.abs(x)), (1,)))
+        top = self.select(self.both(self.is_finite(top), top > 0), top, self.room)
+        factor = self.power(self.two, self.floor(self.log(self.room / top) / self.log_two))
+        return self.call(x * factor) / factor
+
+
+def summing(collectives: Collectives, group: Group, call: Operator, wire: Wire | None) -> Any:
+    """What sums with `call`, a sum over the group in the dtype `wire`; in fp16 with an all_reduce of 4 bytes before."""
+    return _ScaledSum(collectives, group, call) if wire == "fp16" and group.size > 1 else call
