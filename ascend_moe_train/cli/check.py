@@ -11,7 +11,7 @@ from ascend_moe_train.cli.out_file import check_out, write_out
 
 @click.group("check")
 def command() -> None:
-    """Find out without a device whether a run's graphs hold together."""
+    """Find out without a device whether a run's graphs hold together, and whether installed versions fit."""
 
 
 @command.command("graph")
@@ -51,3 +51,20 @@ def graph(
     click.echo(text)
     if out is not None:
         write_out(out, text + "\n")
+
+
+@command.command("versions")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def versions(as_json: bool) -> None:
+    """Which Python, MindSpore, CANN, driver and firmware this host has; exit code 2 if two do not fit."""
+    from ascend_moe_train.cluster.version_files import read_host
+    from ascend_moe_train.cluster.version_report import report, report_text
+    from ascend_moe_train.cluster.versions import check_versions, misfits
+    from ascend_moe_train.errors import ConfigError
+
+    host = read_host()
+    findings = check_versions(host)
+    shown = report(host, findings)
+    click.echo(json.dumps(shown, indent=2) if as_json else "\n".join(report_text(shown)))
+    if (complaint := misfits(findings)) is not None:
+        raise ConfigError(complaint)

@@ -39,7 +39,10 @@ VERBS = MappingProxyType(
             "ascend_moe_train.cli.plan",
             "Find the best way to spread a model over devices, with predicted memory and time.",
         ),
-        "check": ("ascend_moe_train.cli.check", "Find out without a device whether a run's graphs hold together."),
+        "check": (
+            "ascend_moe_train.cli.check",
+            "Find out without a device whether a run's graphs hold together, and whether installed versions fit.",
+        ),
         "config": ("ascend_moe_train.cli.config", "Show or check the configuration of a run."),
         "version": ("ascend_moe_train.cli.version", "Print the versions that a bug report needs."),
     }

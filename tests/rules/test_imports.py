@@ -147,6 +147,7 @@ def test_pure_modules_name_no_framework() -> None:
         ["config", "check", "examples/demo.yaml"],
         ["mesh", "examples/demo.yaml", "--ranks", "4", "--set", "batch.micro_sequences=2"],
         ["schedule", "--name", "1f1b", "--stages", "4", "--micro", "8"],
+        ["check", "versions"],
     ],
 )
 def test_base_install_serves(arguments: list[str]) -> None:
