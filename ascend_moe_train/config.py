@@ -19,7 +19,7 @@ from ascend_moe_train.parallel.config import ParallelConfig, check_parallel
 from ascend_moe_train.part import Part
 from ascend_moe_train.presets import PRESETS
 from ascend_moe_train.strict_yaml import Value
-from ascend_moe_train.train.config import BatchConfig, GuardConfig, RecomputeConfig, RunConfigPart
+from ascend_moe_train.train.config import AscendConfig, BatchConfig, GuardConfig, RecomputeConfig, RunConfigPart
 
 MAX_ASSIGNMENTS = 2**31  # token-to-expert assignments of one micro-batch are numbered with int32
 
@@ -38,6 +38,7 @@ class RunConfig(Part):
     checkpoint: CheckpointConfig = CheckpointConfig()
     parallel: ParallelConfig = ParallelConfig()
     recompute: RecomputeConfig = RecomputeConfig()
+    ascend: AscendConfig = AscendConfig()
 
     @property
     def tokens_per_step(self) -> int:

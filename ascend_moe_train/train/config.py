@@ -82,3 +82,70 @@ class RunConfigPart(Part):
     tensorboard: bool = True
     init_from: str | None = None
     sample_prompt: str | None = None
+
+
+MIB = 2**20
+MOST_S = 2**31 - 1
+
+
+class HcclConfig(Part):
+    """What Ascend's collectives wait for and hold, each an environment variable (`cluster/ascend_environment.py`).
+
+    `connect_timeout_s`: ranks come to a group at different times. `exec_timeout_s`: a collective waits so long for
+    the others, 0 for ever. `buffer_bytes`: of each of two buffers that a group has, whole MiB.
+    """
+
+    connect_timeout_s: Annotated[int, Field(ge=120, le=7200)] = 600
+    exec_timeout_s: Annotated[int, Field(ge=0, le=MOST_S)] = 1836
+    buffer_bytes: Annotated[int, Field(ge=MIB)] = 200 * MIB
+
+    @model_validator(mode="after")
+    def _whole_mib(self) -> Self:
+        if self.buffer_bytes % MIB:
+            raise ValueError(f"buffer_bytes {self.buffer_bytes}: must be whole MiB, a multiple of {MIB}")
+        return self
+
+
+class AscendConfig(Part):
+    """How MindSpore uses an Ascend device; on a CPU nothing of it has an effect. docs/ascend-settings.md has sources.
+
+    `jit_level` O1 fuses operators (graph kernels), with `graph_kernel_flags` as MindSpore spells them; O2 is the engine
+    that MindSpore gives up. An operator may take `op_timeout_s`, 0 is for ever, and the pool of device memory
+    `memory_limit_bytes`, null is all of it. `bind_cores` keeps MindSpore's threads on cores near the device.
+    """
+
+    jit_level: Literal["O0", "O1", "O2"] = "O0"
+    graph_kernel_flags: Annotated[str, Field(pattern=r"^[ -~]+$")] | None = None
+    deterministic: bool = False
+    memory_limit_bytes: Annotated[int, Field(ge=2**31)] | None = None
+    op_timeout_s: Annotated[int, Field(ge=0, le=MOST_S)] = 900
+    bind_cores: bool = False
+    hccl: HcclConfig = HcclConfig()
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        if self.graph_kernel_flags is not None and self.jit_level != "O1":
+            raise ValueError(
+                f"graph_kernel_flags has no effect with jit_level '{self.jit_level}': leave it out, or set 'O1'"
+            )
+        hccl = self.hccl
+        problem = timeouts_problem(
+            ("hccl.connect_timeout_s", hccl.connect_timeout_s),
+            ("hccl.exec_timeout_s", hccl.exec_timeout_s),
+            ("op_timeout_s", self.op_timeout_s),
+        )
+        if problem is not None:
+            raise ValueError(problem)
+        return self
+
+
+def timeouts_problem(connect: tuple[str, int], execute: tuple[str, int], operator: tuple[str, int]) -> str | None:
+    """What is wrong with the order of three named times in seconds, if anything: joining a group, and an operator that
+    hangs by itself, have to end before others give up waiting in a collective. 0 is for ever, but for `connect`."""
+    if execute[1] == 0:
+        return None
+    for name, value_s in (connect, operator):
+        if not 0 < value_s < execute[1]:
+            shown = value_s or "0 (for ever)"
+            return f"{name} {shown} is not less than {execute[0]} {execute[1]}: lower it, or raise {execute[0]}"
+    return None

@@ -12,12 +12,13 @@ from ascend_moe_train.model.kernels.protocol import Kernels
 from ascend_moe_train.model.kernels.rounded import RoundedKernels
 from ascend_moe_train.model.kernels.select import choose
 from ascend_moe_train.model.transformer import Transformer
-from ascend_moe_train.train.config import RunConfigPart
+from ascend_moe_train.train.ascend_settings import apply_settings
+from ascend_moe_train.train.config import AscendConfig, RunConfigPart
 from ascend_moe_train.train.memory import check_memory
 
 
-def set_device(wanted: str) -> str:
-    """Selects graph mode on the device that `run.device` asks for, and returns its name.
+def set_device(wanted: str, settings: AscendConfig = AscendConfig()) -> str:  # noqa: B008  # it is frozen
+    """Selects graph mode on the device that `run.device` asks for, and returns its name. On Ascend, with `settings`.
 
     Raises TrainingError: Ascend is asked for and not there.
     """
@@ -30,6 +31,8 @@ def set_device(wanted: str) -> str:
     # once something has run on a device, MindSpore refuses to have it set, even to what it is
     if ms.get_context("device_target") != target:
         ms.set_device(target)
+    if device == "ascend":
+        apply_settings(settings)
     return device
 
 
@@ -48,7 +51,7 @@ def build_model(config: RunConfig) -> tuple[Transformer, Kernels, str]:
 
     Raises TrainingError: a device that is not there, or whose memory the run cannot fit into.
     """
-    device = set_device(config.run.device)
+    device = set_device(config.run.device, config.ascend)
     if device == "cpu":
         check_memory(config)
     kernels = build_kernels(config.run, device)

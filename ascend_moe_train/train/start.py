@@ -1,8 +1,13 @@
 """The start of a run: what can be found wrong without MindSpore is found before it is imported. Pure."""
 
+import os
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
+from ascend_moe_train.cluster.ascend_environment import ascend_environment, environment_line, has_npu
+from ascend_moe_train.cluster.version_files import read_host
+from ascend_moe_train.cluster.versions import check_versions, misfits
 from ascend_moe_train.config import RunConfig
 from ascend_moe_train.parallel.mesh import mesh_of
 from ascend_moe_train.train.inputs import open_inputs
@@ -30,6 +35,22 @@ def start(config: RunConfig, view: View, stop: StopRequest, ranks: Ranks | None 
     ranks = alone(config) if ranks is None else ranks
     inputs = open_inputs(config, ranks.data.index, ranks.data.size)
     with locked(Path(config.run.dir)) if ranks.is_first else nullcontext():
+        prepare_ascend(config, view.note)
         from ascend_moe_train.train.loop import train
 
         return train(config, inputs, view, stop, ranks)
+
+
+def prepare_ascend(config: RunConfig, note: Callable[[str], None]) -> None:
+    """On a host with NPUs, unless the run is for the CPU: sets what HCCL and MindSpore read from the environment, and
+    notes what it is, and, in one line, which versions do not fit.
+
+    Raises ConfigError as `ascend_environment` does.
+    """
+    if config.run.device == "cpu" or not has_npu():
+        return
+    chosen = ascend_environment(config.ascend, os.environ)
+    note(environment_line(config.ascend, os.environ))
+    os.environ.update(chosen)
+    if (warning := misfits(check_versions(read_host()))) is not None:
+        note(f"warning: {warning}")
