@@ -21,6 +21,7 @@ from ascend_moe_train.train.config import AscendConfig, HcclConfig
 from ascend_moe_train.train.session import set_device
 from ascend_moe_train.train.start import prepare_ascend
 from tests.recorded import Call, Recorded
+from tests.small_run import write_run
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "demo.yaml"
@@ -199,7 +200,7 @@ def test_a_host_with_npus_is_known_by_its_device_files(tmp_path: Path) -> None:
     assert not has_npu(tmp_path / "absent")
 
 
-def test_a_run_on_such_a_host_gets_its_environment_before_mindspore(
+def test_a_run_on_such_a_host_gets_its_environment_and_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler = tmp_path / "compiler"
@@ -223,6 +224,41 @@ def test_a_run_on_such_a_host_gets_its_environment_before_mindspore(
     assert len(notes) == 2
     assert "HCCL_BUFFSIZE=400 (yours, the run file has 200)" in notes[0]
     assert notes[1].startswith("warning: versions do not fit: CANN for MindSpore: ")
+
+
+FIRST_IMPORT = """
+import os, sys
+from pathlib import Path
+from ascend_moe_train.cluster import ascend_environment
+from ascend_moe_train.config import load_run
+from ascend_moe_train.train.start import start
+from ascend_moe_train.train.stop import StopRequest
+from ascend_moe_train.train.view import Silent
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "mindspore":
+            print(os.environ.get("HCCL_EXEC_TIMEOUT"), flush=True)
+            os._exit(0)
+
+sys.meta_path.insert(0, Watch())
+ascend_environment.DEVICES = Path(sys.argv[2])
+with StopRequest() as stop:
+    start(load_run(Path(sys.argv[1])), Silent(), stop)
+"""
+
+
+@pytest.mark.parametrize(("device", "seen"), [("davinci0", "1836"), ("null", "None")])
+def test_the_environment_is_there_when_mindspore_is_imported(
+    device: str, seen: str, tmp_path: Path, small_corpus: Path
+) -> None:
+    devices = tmp_path / "dev"
+    devices.mkdir()
+    (devices / device).touch()
+    words = [sys.executable, "-c", FIRST_IMPORT, str(write_run(tmp_path, small_corpus)), str(devices)]
+    without = {name: value for name, value in os.environ.items() if name != "HCCL_EXEC_TIMEOUT"}
+    done = subprocess.run(words, env=without, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout == f"{seen}\n", done.stderr
 
 
 def test_mindspores_cache_of_graphs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
