@@ -1,5 +1,6 @@
 """`amt launch`."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,6 +49,7 @@ def command(context: click.Context, ranks: int, starter: str, dry_run: bool) -> 
 @click.pass_obj
 def train(asked: Asked, run_yaml: Path, overrides: tuple[str, ...], as_json: bool) -> int:
     """Train the model of RUN_YAML on all ranks together; the same command continues a run that was interrupted."""
+    from ascend_moe_train.cluster.ascend_environment import ascend_environment
     from ascend_moe_train.cluster.launch import launch, make_job, shown_command
     from ascend_moe_train.cluster.mpiexec import rank_command
     from ascend_moe_train.train.json_view import JsonView
@@ -58,7 +60,9 @@ def train(asked: Asked, run_yaml: Path, overrides: tuple[str, ...], as_json: boo
     settings = [word for override in overrides for word in ("--set", override)]
     arguments = ["train", "--json", *settings, "--", str(run_yaml)]
     own, deadlines, run_dir = rank_command(RANK_MODULE, arguments), _deadlines(config), Path(config.run.dir)
-    job = make_job(asked.ranks, own, deadlines, run_dir=run_dir, starter=_starter(asked, config))
+    starter = _starter(asked, config)
+    given = os.environ | (ascend_environment(config.ascend, os.environ) if _is_for_npus(config) else {})
+    job = make_job(asked.ranks, own, deadlines, run_dir=run_dir, starter=starter, given=given)
     check(config, asked.ranks)
     if asked.dry_run:
         click.echo(shown_command(job))
@@ -96,13 +100,18 @@ def _starter(asked: Asked, config: "RunConfig") -> "Starter":
     """Raises ConfigError: a run on NPUs that has more ranks than this host has of them, unless nothing is run."""
     from ascend_moe_train.cluster.msrun import check_devices, num_devices
 
-    devices = num_devices()
-    is_ascend = config.run.device == "ascend" or (config.run.device == "auto" and devices > 0)
+    is_ascend = _is_for_npus(config)
     if is_ascend and not asked.dry_run:
-        check_devices(asked.ranks, devices)
+        check_devices(asked.ranks, num_devices())
     if asked.starter == "mpiexec" or (asked.starter == "auto" and not is_ascend):
         return "mpiexec"
     return "msrun"
+
+
+def _is_for_npus(config: "RunConfig") -> bool:
+    from ascend_moe_train.cluster.msrun import num_devices
+
+    return config.run.device == "ascend" or (config.run.device == "auto" and num_devices() > 0)
 
 
 def _deadlines(config: "RunConfig") -> "Deadlines":

@@ -5,7 +5,6 @@ They have to be there before MindSpore is imported: it sets one itself, and HCCL
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
 from ascend_moe_train.errors import ConfigError
 from ascend_moe_train.train.config import MIB, MOST_S, AscendConfig, timeouts_problem
@@ -20,19 +19,9 @@ FUSION = "MS_DEV_GRAPH_KERNEL_FLAGS"
 MAX_AIV_S = 1091
 MAX_BUFFER_MIB = 2**20
 MAX_SHOWN = 60
-DEVICES = Path("/dev")
-_DEVICE = re.compile(r"davinci[0-9]+")
 _WHOLE = re.compile(r"[0-9]{1,10}", re.ASCII)
 # What each may be, whoever sets it. HCCL's own ranges are those of its documentation for Atlas A2.
 _RANGES = {CONNECT: (120, 7200), EXECUTE: (0, MOST_S), BUFFER: (1, MAX_BUFFER_MIB)}
-
-
-def has_npu(devices: Path | None = None) -> bool:
-    """Whether this host, or container, has Ascend's device files: nothing is imported to find out."""
-    try:
-        return any(_DEVICE.fullmatch(entry.name) for entry in (devices or DEVICES).iterdir())
-    except OSError:
-        return False
 
 
 def ascend_environment(config: AscendConfig, given: Mapping[str, str]) -> dict[str, str]:

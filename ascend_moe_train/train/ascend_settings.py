@@ -1,5 +1,6 @@
-"""Section `ascend` of a run, told to MindSpore. Called once in a process, before anything is on the device."""
+"""Section `ascend` of a run, told to MindSpore before anything is on the device."""
 
+from functools import cache
 from typing import Any
 
 import mindspore
@@ -9,10 +10,10 @@ from ascend_moe_train.train.config import AscendConfig
 GIB = 2**30
 
 
+@cache  # MindSpore takes each of them once in a process, and ranks select their device before they meet and after
 def apply_settings(settings: AscendConfig, ms: Any = mindspore) -> None:
-    """Tells `ms`, which tests replace. What goes by environment is in cluster/ascend_environment.py.
-
-    MindSpore takes each once: a second call raises its RuntimeError for what is not as before.
+    """Tells `ms`, which tests replace; the same again has no effect. What goes by environment is in
+    cluster/ascend_environment.py. Raises MindSpore's RuntimeError: other settings than before in this process.
     """
     ms.set_context(jit_config={"jit_level": settings.jit_level})
     # without it MindSpore is not called: it would take away what the user has set in the environment

@@ -94,7 +94,7 @@ def _by_msrun(config: RunConfig) -> Ranks:
     from ascend_moe_train.parallel.native import NativeOps
     from ascend_moe_train.train.session import set_device
 
-    set_device(config.run.device)
+    set_device(config.run.device, config.ascend)
     device = NativeOps()
     return _ranks(config, WatchedComm(device.comm, _on_call), device)
 

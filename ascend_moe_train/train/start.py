@@ -5,7 +5,8 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
-from ascend_moe_train.cluster.ascend_environment import ascend_environment, environment_line, has_npu
+from ascend_moe_train.cluster.ascend_environment import ascend_environment, environment_line
+from ascend_moe_train.cluster.msrun import num_devices
 from ascend_moe_train.cluster.version_files import read_host
 from ascend_moe_train.cluster.versions import check_versions, misfits
 from ascend_moe_train.config import RunConfig
@@ -43,11 +44,12 @@ def start(config: RunConfig, view: View, stop: StopRequest, ranks: Ranks | None 
 
 def prepare_ascend(config: RunConfig, note: Callable[[str], None]) -> None:
     """On a host with NPUs, unless the run is for the CPU: sets what HCCL and MindSpore read from the environment, and
-    notes what it is, and, in one line, which versions do not fit.
+    notes what it is, and, in one line, which versions do not fit. Ranks have it from the launcher: to meet, they
+    import MindSpore before this.
 
     Raises ConfigError as `ascend_environment` does.
     """
-    if config.run.device == "cpu" or not has_npu():
+    if config.run.device == "cpu" or num_devices() == 0:
         return
     chosen = ascend_environment(config.ascend, os.environ)
     note(environment_line(config.ascend, os.environ))

@@ -10,9 +10,10 @@ import mindspore
 import pytest
 from pydantic import ValidationError
 
+from ascend_moe_train.cli import main as cli
 from ascend_moe_train.cli.environment import CACHE, prepare_environment
-from ascend_moe_train.cluster import ascend_environment as environment
-from ascend_moe_train.cluster.ascend_environment import ascend_environment, environment_line, has_npu
+from ascend_moe_train.cluster import msrun
+from ascend_moe_train.cluster.ascend_environment import ascend_environment, environment_line
 from ascend_moe_train.config import load_run
 from ascend_moe_train.errors import ConfigError
 from ascend_moe_train.train import session
@@ -91,6 +92,24 @@ def test_settings_are_applied_on_ascend_alone(wanted: str, times: int, monkeypat
     monkeypatch.setattr(mindspore, "set_device", lambda target: None)
     assert set_device(wanted, ALL) == ("ascend" if times else "cpu")
     assert applied == [ALL] * times
+
+
+def test_settings_are_told_once() -> None:
+    calls: list[Call] = []
+    stand_in = Recorded(mindspore, calls)
+    apply_settings(ALL, stand_in)
+    apply_settings(ALL.model_copy(), stand_in)
+    assert len(calls) == 5
+
+
+@pytest.mark.parametrize(("device", "is_given"), [("ascend", True), ("cpu", False)])
+def test_ranks_on_npus_are_given_the_environment(
+    device: str, is_given: bool, tmp_path: Path, small_corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(write_run(tmp_path, small_corpus))
+    words = ["--set", f"run.device={device}", "--set", "ascend.hccl.exec_timeout_s=3600"]
+    assert cli.main(["launch", "--ranks", "2", "--dry-run", "train", run, *words]) == 0
+    assert ("HCCL_EXEC_TIMEOUT=3600 " in capsys.readouterr().out) is is_given
 
 
 def test_environment_of_a_rank() -> None:
@@ -192,15 +211,7 @@ def test_flags_with_control_characters_are_refused() -> None:
         AscendConfig(jit_level="O1", graph_kernel_flags="--a\n")
 
 
-def test_a_host_with_npus_is_known_by_its_device_files(tmp_path: Path) -> None:
-    (tmp_path / "davinci_manager").touch()
-    assert not has_npu(tmp_path)
-    (tmp_path / "davinci7").touch()
-    assert has_npu(tmp_path)
-    assert not has_npu(tmp_path / "absent")
-
-
-def test_a_run_on_such_a_host_gets_its_environment_and_a_warning(
+def test_a_run_on_a_host_with_npus_gets_its_environment_and_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler = tmp_path / "compiler"
@@ -216,7 +227,7 @@ def test_a_run_on_such_a_host_gets_its_environment_and_a_warning(
     config = load_run(EXAMPLE)
     prepare_ascend(config, notes.append)
     assert notes == []  # this host has none
-    monkeypatch.setattr(environment, "DEVICES", tmp_path)
+    monkeypatch.setattr(msrun, "_DEVICES", tmp_path)
     prepare_ascend(load_run(EXAMPLE, ["run.device=cpu"]), notes.append)
     assert notes == []
     prepare_ascend(config, notes.append)
@@ -229,7 +240,7 @@ def test_a_run_on_such_a_host_gets_its_environment_and_a_warning(
 FIRST_IMPORT = """
 import os, sys
 from pathlib import Path
-from ascend_moe_train.cluster import ascend_environment
+from ascend_moe_train.cluster import msrun
 from ascend_moe_train.config import load_run
 from ascend_moe_train.train.start import start
 from ascend_moe_train.train.stop import StopRequest
@@ -242,7 +253,7 @@ class Watch:
             os._exit(0)
 
 sys.meta_path.insert(0, Watch())
-ascend_environment.DEVICES = Path(sys.argv[2])
+msrun._DEVICES = Path(sys.argv[2])
 with StopRequest() as stop:
     start(load_run(Path(sys.argv[1])), Silent(), stop)
 """
