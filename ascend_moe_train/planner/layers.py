@@ -202,6 +202,7 @@ def _kept(job: Job, cut: Slice, kind: int) -> tuple[dict[str, float], dict[str, 
     everything = inputs + heads + scores + wide + acts
     later = {"scores": 0.0 if engine.flash else scores, "activations": acts, "norms": 2 * normed}
     later["latents"] = heads - cut_t * a * model.num_heads * model.value_size if mla is not None else 0.0
+    later["attention"] = normed + heads + scores
     left = sum(size for name, size in later.items() if name in engine.selective)
     left_routed = routed_acts if "activations" in engine.selective else 0
     if "experts" in engine.selective:
@@ -229,7 +230,7 @@ def _working(job: Job, cut: Slice, kind: int) -> float:
     D, cut_t = model.hidden, t / cut.tp
     gathered = 2 * t * D * a if cut.sequence_parallel else 0
     products = list(_products(job, cut, kind))
-    widest = max(product.n * product.k for product in products) * FP32_BYTES
+    widest = max(product.n * product.k for product in products) * min(FP32_BYTES, job.engine.gradient_bytes)
     if model.moe is not None and model.is_moe(kind):
         return gathered + widest + cut_t * model.moe.top_k * a * 2 * model.moe.ffn
     return gathered + widest + cut_t * a * model.ffn * (1 if job.plain_ffn else 2)

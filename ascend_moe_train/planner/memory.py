@@ -30,8 +30,9 @@ CONTEXT_BYTES: Mapping[str, float] = {"npu": 4.0e9, "gpu": 1.5e9, "cpu": 0.3e9}
 GROUP_BUFFER_BYTES: Mapping[str, float] = {"npu": 200e6, "gpu": 100e6, "cpu": 1e6}
 RESERVE_SHARE = 0.02  # lost between pieces of what is handed out and taken back
 KEPT_STAGES = 4096
-CACHE_BYTES: Mapping[str, float] = {"npu": 0.0, "gpu": 4.0e9, "cpu": 0.0}
-CACHE_SHARE: Mapping[str, float] = {"npu": 0.0, "gpu": 0.18, "cpu": 0.0}
+CACHE_BYTES: Mapping[str, float] = {"npu": 0.0, "gpu": 6.0e9, "cpu": 0.0}
+CACHE_SHARE = 0.08  # of what comes and goes, where anything is cached
+LOOSE_SHARE = 0.16  # of weights and gradients that are not in buffers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,8 +200,8 @@ class Memories:
         stages, kind = [], self._cluster.device.kind
         for stage in range(plan.pp):
             items = self._items(plan, stage)
-            cached = CACHE_BYTES[kind] + CACHE_SHARE[kind] * _handed_out(items)
-            stages.append(StageMemory(items=items, cached_bytes=cached))
+            cached = min(_cached(self._job, kind, items), self._cluster.device.memory_bytes - sum(items.values()))
+            stages.append(StageMemory(items=items, cached_bytes=max(0.0, cached)))
         return Memory(stages=tuple(stages), host_bytes=max(self._held(plan, stage).host for stage in range(plan.pp)))
 
     def peak(self, plan: Plan) -> Peak:
@@ -268,6 +269,15 @@ def _handed_out(items: Mapping[str, float]) -> float:
     return sum(size for name, size in items.items() if name not in ("runtime", "optimizer"))
 
 
+def _cached(job: Job, kind: str, items: Mapping[str, float]) -> float:
+    """Before the device is full: then a caching allocator gives back what it holds."""
+    if not CACHE_BYTES[kind]:
+        return 0.0
+    fixed = items["weights"] + items["gradients"]
+    loose = 0.0 if job.engine.has_buffers else fixed
+    return CACHE_BYTES[kind] + CACHE_SHARE * (_handed_out(items) - fixed) + LOOSE_SHARE * loose
+
+
 def activations(job: Job, plan: Plan, stage: int, imbalance: float) -> dict[str, float]:
     """Bytes kept for the micro-batches in flight, at work in one block, of the loss, and what a recomputed block makes
     again beyond the loss, which is gone by then."""
@@ -284,13 +294,15 @@ def activations(job: Job, plan: Plan, stage: int, imbalance: float) -> dict[str,
         working = max(working, cost.working_bytes)
         again = max(again, everything - left if many else 0.0)
     kept = alive * one / plan.chunks
+    stream = tokens(job, cut) * job.model.hidden * job.activation_bytes / (plan.tp if plan.sequence_parallel else 1)
     if plan.pp > 1 and job.engine.keeps == "inputs":
-        stream = tokens(job, cut) * job.model.hidden * job.activation_bytes
-        kept = alive * stream / (plan.tp if plan.sequence_parallel else 1) + one / plan.chunks
+        kept = alive * stream + one / plan.chunks
         if plan.recompute_kept == "block_inputs":
             # the last chunk of all goes forward only in its backward pass
             share = (plan.chunks - (stage == plan.pp - 1)) / plan.chunks
             kept += (alive - 1) * share * of_blocks / plan.chunks
+    if job.engine.keeps_outputs and stage < plan.pp - 1:
+        kept += alive * stream
     loss = _loss(job, plan) if stage == plan.pp - 1 else 0.0
     return {"activations": kept, "working": working, "loss": loss, "recomputed": max(0.0, again - loss)}
 
@@ -298,11 +310,16 @@ def activations(job: Job, plan: Plan, stage: int, imbalance: float) -> dict[str,
 def _loss(job: Job, plan: Plan) -> float:
     """Logits and their gradient, where they are not fused also in fp32, with the softmax; the head's gradient before it
     is summed; of each block of multi-token prediction its own logits."""
-    model, a = job.model, job.activation_bytes
+    model = job.model
     logits = tokens(job, Slice.of(plan)) * model.vocab_size / plan.tp
     depth = 1 + (model.mtp.depth if model.mtp is not None else 0)
     of_head = HEAD_SHARE * model.vocab_size * model.hidden * job.engine.weight_bytes / plan.tp
-    return depth * logits * (2 * a if job.engine.fused_loss else a + 3 * FP32_BYTES) + of_head
+    return depth * logits * _logit_bytes(job, plan) + of_head
+
+
+def _logit_bytes(job: Job, plan: Plan) -> int:
+    a, copies = job.activation_bytes, job.engine.fp32_logits[plan.tp > 1]
+    return a + copies * FP32_BYTES if copies else 2 * a
 
 
 def _recomputed(plan: Plan, count: int) -> int:
@@ -327,9 +344,14 @@ def _gathered(job: Job, plan: Plan, stage: int) -> float:
     found = float(BUCKET_BYTES)
     if plan.zero_stage == 3 and job.engine.gathers_stages and plan.pp > 1:
         whole = sum(stage_parameters(job, plan, stage))
-        return found + whole * (job.activation_bytes + job.engine.gradient_bytes)
+        return found + (whole + _largest(job, plan, stage)) * (job.activation_bytes + job.engine.gradient_bytes)
     if plan.zero_stage == 3:
-        kinds, cut = _kinds_on(job, plan.stage_layers, plan.pp, stage), Slice.of(plan)
-        largest = max(sum(block_parameters(job, cut, kind)) for kind, _ in kinds)
+        largest = _largest(job, plan, stage)
         found += 2 * largest * job.activation_bytes
     return found
+
+
+def _largest(job: Job, plan: Plan, stage: int) -> int:
+    """Parameters of the largest block of a stage."""
+    cut = Slice.of(plan)
+    return max(sum(block_parameters(job, cut, kind)) for kind, _ in _kinds_on(job, plan.stage_layers, plan.pp, stage))

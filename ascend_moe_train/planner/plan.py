@@ -30,14 +30,17 @@ class Engine:
     `state_bytes` of the optimizer where states are whole on each device, `sharded_state_bytes` where ZeRO shards them
     (more where the weights themselves serve as the optimizer's copy while they are whole). `keeps`: of a micro-batch in
     flight either the `residuals` that the backward pass needs, or only the `inputs` of the stage, whose backward pass
-    begins with its forward pass over again. `flash`: attention scores are never stored. `fused_loss`: logits are kept
-    once, in 16 bits. `dropout`: masks are kept. `overlaps` what communication runs beside computation.
+    begins with its forward pass over again. `flash`: attention scores are never stored. `fp32_logits`: how many
+    fp32 copies of the logits the loss has at once, of whole ones and of those that tp cuts; none where it is fused.
+    `dropout`: masks are kept. `overlaps` what communication runs beside computation.
     `expert_scores_early`: weights of experts multiply inside them, so that their outputs need not be kept.
     `selective` is what that policy recomputes: `scores` of attention where they are stored, what an `activations`
     function makes, outputs of `norms`, or of every second of `products`, heads that come from `latents`, everything of
     `experts`. `shares_inputs`: with sequence parallelism, inputs of recomputed blocks are kept as parts.
     `gathers_stages`: with pipeline stages, stage 3 gathers a stage's weights once a step, and keeps their gradients
-    whole until its end. `buffer_bytes` are flat buffers of its own. Its passes take
+    whole until its end. `keeps_outputs`: what a stage has sent on is kept until its backward pass.
+    `has_buffers`: weights and gradients are parts of one buffer each, not tensors of their own.
+    `buffer_bytes` are flat buffers of its own. Its passes take
     `pace` times as long, attention products `core_pace` times, as those of the device class's other software.
     `sends_once`: a token goes once to each node that has experts for it, and is shared out there.
     `pairs_passes`: a forward pass runs beside a backward pass, whose computation hides its exchange (DualPipe).
@@ -50,12 +53,14 @@ class Engine:
     sharded_state_bytes: float
     keeps: Literal["residuals", "inputs"] = "residuals"
     flash: bool = True
-    fused_loss: bool = True
+    fp32_logits: tuple[int, int] = (0, 0)
     dropout: bool = False
     expert_scores_early: bool = True
     selective: frozenset[str] = frozenset({"scores", "activations", "norms"})
     shares_inputs: bool = True
     gathers_stages: bool = False
+    keeps_outputs: bool = False
+    has_buffers: bool = True
     buffer_bytes: float = 0.0
     pace: float = 1.0
     core_pace: float = 1.0
@@ -71,7 +76,7 @@ OURS = Engine(
     state_bytes=8,
     sharded_state_bytes=12,
     keeps="inputs",
-    fused_loss=False,
+    fp32_logits=(3, 3),
     expert_scores_early=False,
 )
 ENGINES: Mapping[str, Engine] = MappingProxyType(

@@ -1,7 +1,7 @@
 """Training runs that others published, as jobs and plans of ours. Pure.
 
 A row that does not say how its model was laid out, or says something impossible, is left out with a reason; nothing is
-filled in but what its software does by default (`_HABITS`).
+filled in but what its software does by default (`habits.HABITS`).
 """
 
 import json
@@ -17,83 +17,21 @@ from pydantic import ValidationError
 
 from ascend_moe_train.errors import ConfigError, UserError
 from ascend_moe_train.model.config import AttentionConfig, MLAConfig, ModelConfig, MoEConfig
+from ascend_moe_train.planner.habits import HABITS, OPTIONS, Habit, MemoryTool, selected
 from ascend_moe_train.planner.hardware import Cluster, Device, find_device
-from ascend_moe_train.planner.plan import ENGINES, Engine, Imbalance, Job, Plan, even_layers
+from ascend_moe_train.planner.plan import ENGINES, Imbalance, Job, Plan, even_layers
 
 MAX_BYTES = 50_000_000
 MAX_ROWS = 100_000
 _BIG = 2**40
-MemoryTool = Literal["allocated", "reserved", "device", "first step"]
-
-_MEGATRON = ENGINES["megatron"]
-# Megatron of 2021 and 2022: attention scores are stored, masks of dropout too
-_OLD = replace(_MEGATRON, name="megatron 2021", flash=False, dropout=True, fused_loss=False, overlaps=frozenset())
-_OLD = replace(_OLD, shares_inputs=False, expert_scores_early=False)
-_FSDP = Engine(
-    name="fsdp",
-    weight_bytes=4,
-    gradient_bytes=4,
-    state_bytes=8,
-    sharded_state_bytes=8,
-    fused_loss=False,
-    selective=frozenset({"products"}),
-    gathers_stages=True,
-    overlaps=frozenset({"gradients", "weights"}),
-)
-_ALONE = replace(_MEGATRON, overlaps=frozenset())
-_HAI = replace(
-    _MEGATRON,
-    name="HAI-LLM",
-    selective=frozenset({"norms", "activations", "latents"}),
-    sends_once=True,
-    pairs_passes=True,
-)
-_MINDFORMERS = replace(_MEGATRON, name="mindformers", gradient_bytes=2)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Habit:
-    """What a training software does where a row is silent. `spreads`: experts are cut by tp unless a row says not."""
-
-    engine: Engine
-    zero: Literal[0, 1, 2, 3] = 1
-    is_sequence_parallel: bool = True
-    spreads: bool = False
-    tool: MemoryTool = "allocated"
-
-
-# By the beginning of the software's name; the first match counts.
-_HABITS: tuple[tuple[str, _Habit], ...] = (
-    ("Megatron-LM 0.14", _Habit(engine=_ALONE)),
-    ("Megatron-Core 0.6", _Habit(engine=_MEGATRON, tool="device")),
-    ("Megatron-DeepSpeed", _Habit(engine=replace(_OLD, gradient_bytes=2), is_sequence_parallel=False, tool="device")),
-    ("Megatron-LM", _Habit(engine=_OLD, zero=0, is_sequence_parallel=False)),
-    ("DeepSpeed", _Habit(engine=replace(_OLD, gradient_bytes=2), zero=3, tool="device")),
-    ("FlagScale/DeepSpeed/Paddle", _Habit(engine=replace(_MEGATRON, gradient_bytes=2), tool="device")),
-    ("torchtitan", _Habit(engine=_FSDP, zero=3, tool="reserved")),
-    ("llm-foundry", _Habit(engine=_FSDP, zero=3)),
-    ("MindSpeed", _Habit(engine=_ALONE, spreads=True)),
-    ("MindFormers", _Habit(engine=_MINDFORMERS, is_sequence_parallel=True)),
-    ("HAI-LLM", _Habit(engine=_HAI)),
-    ("", _Habit(engine=_MEGATRON)),
-)
-_OPTIONS: Mapping[str, str] = MappingProxyType(
-    {
-        "overlap-grad-reduce": "gradients",
-        "overlap-param-gather": "weights",
-        "use-mc2": "tp",
-        "use-ascend-coc": "tp",
-        "AsyncTP": "tp",
-        "moe-permutation-async-comm": "ep",
-    }
-)
 _ROUTING_BALANCED = ("forced balance", "token drop")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
     """A run: what was trained how, and what was measured. `family` is its class of runs, as in the error bars;
-    `software` what `efficiency.software_paces` calls it."""
+    `software` what `efficiency.software_paces` calls it; `split_plan` the layout by which the run was put into a part,
+    which a better reading of it must not change."""
 
     name: str
     group: str
@@ -103,6 +41,7 @@ class Published:
     job: Job
     cluster: Cluster
     plan: Plan
+    split_plan: Plan
     imbalance: Imbalance
     step_s: float | None
     peak_bytes: float | None
@@ -155,26 +94,29 @@ def published(row: Any) -> Published:
             raise ConfigError(f"{key} is not given")
     read = partial(_number, row)
     software = _text(row, "framework")
-    start, habit = next((start, each) for start, each in _HABITS if software.startswith(start))
+    start, habit = next((start, each) for start, each in HABITS if software.startswith(start))
     if "Megatron default" in str(row.get("recompute")):  # of 2023: attention in blocks, a distributed optimizer
-        start, habit = "Megatron-LM 2023" if software == "Megatron-LM" else software, _Habit(engine=_MEGATRON)
+        start, habit = "Megatron-LM 2023" if software == "Megatron-LM" else software, Habit(engine=ENGINES["megatron"])
     model, plain = _model(row)
     cluster = Cluster(device=_device(row), num_devices=read("n_devices"))
     micro, total = read("micro_batch"), read("global_batch")
-    plan = _plan(row, habit, model, cluster, micro)
+    plan = split_plan = _plan(row, habit, model, cluster, micro)
+    if habit.was_sequence_parallel is not None:
+        before = replace(habit, is_sequence_parallel=habit.was_sequence_parallel)
+        split_plan = _plan(row, before, model, cluster, micro)
     if total % (plan.dp * plan.micro_sequences):
         raise ConfigError(f"global_batch {total} does not divide by dp {plan.dp} x micro_batch {plan.micro_sequences}")
     options = row.get("options") or []
     words = {str(each).split("=")[0] for each in options} if isinstance(options, list) else set()
-    overlaps = habit.engine.overlaps | {_OPTIONS[word] for word in words if word in _OPTIONS}
+    overlaps = habit.engine.overlaps | {OPTIONS[word] for word in words if word in OPTIONS}
     engine = replace(
         habit.engine, overlaps=frozenset(overlaps), sends_once=habit.engine.sends_once or "DeepEP" in words
     )
     precision = _precision(_text(row, "dtype"))
     if habit.engine.name == "megatron 2021" and precision == "bf16" and habit.engine.gradient_bytes == 2:
         engine = replace(engine, gradient_bytes=6)
-    if str(row.get("recompute")).startswith("moe"):
-        engine = replace(engine, selective=frozenset({"experts"}))
+    if (parts := selected(str(row.get("recompute")))) is not None:
+        engine = replace(engine, selective=parts)
     if "reuse-fp32-param" in words:
         engine = replace(engine, sharded_state_bytes=10, state_bytes=10)
     job = Job(
@@ -197,6 +139,7 @@ def published(row: Any) -> Published:
         job=job,
         cluster=cluster,
         plan=plan,
+        split_plan=split_plan,
         imbalance=_imbalance(row.get("routing")),
         step_s=_step_s(measured, job, cluster),
         peak_bytes=None if peak is None else peak * 2**30,
@@ -315,7 +258,7 @@ def _model(row: Mapping[str, Any]) -> tuple[ModelConfig, bool]:
     return model, source.get("gated_ffn") is False
 
 
-def _plan(row: Mapping[str, Any], habit: _Habit, model: ModelConfig, cluster: Cluster, micro: int) -> Plan:
+def _plan(row: Mapping[str, Any], habit: Habit, model: ModelConfig, cluster: Cluster, micro: int) -> Plan:
     read = partial(_number, row, "parallel")
     sizes = {axis: max(1, read(axis, default=1)) for axis in ("pp", "tp", "ep")}
     pp, tp, ep = sizes["pp"], sizes["tp"], sizes["ep"]

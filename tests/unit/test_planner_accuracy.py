@@ -14,6 +14,7 @@ from ascend_moe_train.errors import ConfigError
 from ascend_moe_train.planner import accuracy
 from ascend_moe_train.planner.efficiency import efficiencies, software_paces
 from ascend_moe_train.planner.fit import BOUNDS, Fitted, fit, is_training, split_digest
+from ascend_moe_train.planner.layers import Slice, block_cost
 from ascend_moe_train.planner.published import Published, published, read_runs
 from ascend_moe_train.planner.step_time import time_of
 from scripts.plan_accuracy import main
@@ -181,6 +182,31 @@ def test_the_split_stays() -> None:
     """A new field of ModelConfig or Plan belongs into AFTER_THE_SPLIT: otherwise runs that figures were fitted on are
     those that they are judged on."""
     assert split_digest(published(row())).hex()[:16] == "d839a4c7f13aff99"
+
+
+def test_a_better_reading_moves_no_run() -> None:
+    """PaddleNLP's sequence parallelism was taken to be on when runs were split: plans change, sides do not."""
+    run = published(row(framework="FlagScale/DeepSpeed/Paddle", parallel={"tp": 2, "pp": 1, "dp": 8, "zero": 1}))
+    assert not run.plan.sequence_parallel
+    assert run.split_plan == replace(run.plan, sequence_parallel=True)
+    assert split_digest(run) == split_digest(replace(run, plan=run.split_plan))
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("swap-attention + activation function recompute", {"activations", "attention"}),
+        ("activation function", {"activations"}),
+        ("moe", {"experts"}),
+        ("selective", None),
+    ],
+)
+def test_what_a_row_recomputes(text: str, wanted: set[str] | None) -> None:
+    run = published(row(framework="MindSpeed-LLM", recompute=text))
+    assert run.plan.recompute == "selective"
+    assert run.job.engine.selective == (wanted or {"scores"})
+    kept = block_cost(run.job, Slice.of(run.plan), 0).kept_bytes
+    assert (kept["selective"] < kept["none"]) == (wanted not in (None, {"experts"}))
 
 
 def test_judging_shows_both_parts_and_the_floor() -> None:

@@ -200,3 +200,40 @@ def test_offload_moves_states_to_the_host() -> None:
     assert here.host_bytes == 0 < away.host_bytes
     assert away.peak_bytes < here.peak_bytes
     assert away.stages[0].items["optimizer"] == 0
+
+
+@pytest.mark.parametrize(("copies", "wanted"), [((0, 0), 4), ((2, 2), 10), ((3, 3), 14), ((3, 4), 18)])
+def test_logits_of_a_loss(copies: tuple[int, int], wanted: int) -> None:
+    """Bytes of each logit that tp cuts: fused; Megatron's in place; torch's on whole logits, and on parts."""
+    job = replace(MOE, engine=replace(ENGINES["megatron"], fp32_logits=copies))
+    plan = Plan.even(job, 8, tp=2)
+    without = replace(job, engine=replace(job.engine, fp32_logits=(0, 0)))
+    more = activations(job, plan, 0, 1.0)["loss"] - activations(without, plan, 0, 1.0)["loss"]
+    assert more == pytest.approx((wanted - 4) * 4096 * job.model.vocab_size / 2)
+
+
+def test_outputs_that_are_kept() -> None:
+    """One for each micro-batch in flight, of every stage that sends; tp cuts them with sequence parallelism."""
+    job = replace(MOE, engine=replace(ENGINES["megatron"], keeps_outputs=True))
+    stream = 4096 * job.model.hidden * job.activation_bytes
+    for is_split in (False, True):
+        plan = Plan.even(job, 32, pp=4, tp=2, sequence_parallel=is_split)
+        more = [
+            activations(job, plan, stage, 1.0)["activations"] - activations(MOE, plan, stage, 1.0)["activations"]
+            for stage in range(4)
+        ]
+        one = stream / 2 if is_split else stream
+        assert more == pytest.approx([4 * one, 3 * one, 2 * one, 0.0])
+
+
+def test_what_is_cached_goes_when_the_device_is_full() -> None:
+    cluster, roomy = parse_cluster("64xA100-80GB"), parse_cluster("64xA100-40GB")
+    for each in (cluster, roomy):
+        for stage in memory_of(MOE, each, Plan.even(MOE, 64, ep=8)).stages:
+            room = max(0.0, each.device.memory_bytes - stage.total_bytes)
+            assert 0 <= stage.cached_bytes <= room
+    loose = replace(MOE, engine=replace(MOE.engine, has_buffers=False))
+    plan = Plan.even(MOE, 64, pp=4, ep=8)
+    held, cached = (memory_of(job, cluster, plan).stages[0] for job in (MOE, loose))
+    assert 0 < held.cached_bytes < cached.cached_bytes
+    assert all(stage.cached_bytes == 0 for stage in memory_of(MOE, parse_cluster("64x910B"), plan).stages)
