@@ -6,15 +6,15 @@ collectives by `collectives`. See docs/planner.md.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 from ascend_moe_train.planner.collectives import Span, collective_s, span
 from ascend_moe_train.planner.efficiency import Efficiency
-from ascend_moe_train.planner.hardware import Cluster
+from ascend_moe_train.planner.hardware import Cluster, Device
 from ascend_moe_train.planner.layers import FP32_BYTES, ROUTED_AXES, BlockCost, Product, Slice, block_cost, tokens
-from ascend_moe_train.planner.plan import Job, Plan
+from ascend_moe_train.planner.plan import Engine, Job, Plan
 
-BACKWARD_PRODUCTS = 2  # of each product, one for the gradient of each factor
+TILE = 128 * 256  # of a result, that a core makes at a time: what libraries take for large products
 PAIRED_SHARE = 0.9  # of the other pass's computation that an exchange can hide behind
 BACKWARD_CORE = 2.5  # flash attention computes the scores over again (Dao, 2023, section 3.1)
 
@@ -42,74 +42,113 @@ class PassTime:
         )
 
 
+class _Compute(NamedTuple):
+    """Seconds by part of a block's passes, of the gradients of its weights, and of attention products once."""
+
+    forward: dict[str, float]
+    backward: dict[str, float]
+    weight_s: float
+    core_s: float
+
+
 def block_time(
     job: Job, cluster: Cluster, plan: Plan, imbalance: float, efficiency: Efficiency, kind: int, is_again: bool
 ) -> PassTime:
     """Of a block of a kind (`kind_of`); `is_again`: by the plan's policy, parts of it go forward once more."""
     cost = block_cost(job, Slice.of(plan), kind)
-    forward = _compute(job, cluster, cost, imbalance, efficiency)
+    computed = _compute(job, cluster, plan, cost, imbalance, efficiency)
+    forward, backward = computed.forward, computed.backward
     moved = _communication(job, cluster, plan, cost, imbalance, efficiency)
     if job.engine.pairs_passes and "ep" in moved:
         moved["ep"] = max(0.0, moved["ep"] - PAIRED_SHARE * sum(forward.values()))
-    core_s = job.engine.pace * _core_s(job, cluster, cost, efficiency)
-    backward = {part: BACKWARD_PRODUCTS * value for part, value in forward.items()}
-    backward["attention"] += (BACKWARD_CORE - BACKWARD_PRODUCTS) * core_s
-    weight_s = sum(value for part, value in forward.items() if part != "other") - core_s
     add_parts(backward, moved)
     if is_again:
         again = sum(forward.values()) + sum(moved.values())
         if plan.recompute == "selective":
-            again = forward["other"] + (0.0 if job.engine.flash else core_s)
+            again = _selected_s(job.engine, computed, moved)
         add_parts(backward, {"recompute": again})
     add_parts(forward, moved)
-    return PassTime.of(forward, backward, weight_s)
+    return PassTime.of(forward, backward, computed.weight_s)
+
+
+def _selected_s(engine: Engine, computed: _Compute, moved: Mapping[str, float]) -> float:
+    """What a selective policy makes again: see `Engine.selective`."""
+    forward, names = computed.forward, engine.selective
+    again = computed.core_s if "core" in names or not engine.flash else 0.0
+    if "experts" in names:
+        again += forward["experts"] + sum(moved.get(axis, 0.0) for axis in ROUTED_AXES)
+    if "products" in names:
+        again += (sum(forward.values()) - forward["other"] - computed.core_s) / 2
+    return again + (forward["other"] if names & {"activations", "norms", "products", "latents"} else 0.0)
 
 
 def ends_time(
     job: Job, cluster: Cluster, plan: Plan, efficiency: Efficiency, is_first: bool, num_heads: int
-) -> dict[str, float]:
-    """Forward pass of the embedding and of `num_heads` heads with their loss."""
-    cut = Slice.of(plan)
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Forward and backward pass of the embedding and of `num_heads` heads with their loss."""
+    cut, device, pace = Slice.of(plan), cluster.device, job.engine.pace
     t, D, V = tokens(job, cut), job.model.hidden, job.model.vocab_size
-    rate = cluster.device.memory_bytes_per_s * efficiency.vector
-    found: dict[str, float] = {}
-    if is_first:
-        found["other"] = 3 * t * D * job.activation_bytes / rate
+    rate = device.memory_bytes_per_s * efficiency.vector
+    forward: dict[str, float] = {}
+    other = 3 * t * D * job.activation_bytes if is_first else 0.0
+    other += num_heads * 4 * t * V / plan.tp * FP32_BYTES
+    if other:
+        forward["other"] = pace * other / rate
+    backward = {part: 2 * value for part, value in forward.items()}
     if num_heads:
-        product = Product("head", t, V / plan.tp, D)
-        peak = cluster.device.peak("bf16" if job.precision == "fp8" else job.precision)
-        found["head"] = num_heads * product_s(product, peak, efficiency)
-        found["other"] = found.get("other", 0.0) + num_heads * 4 * t * V / plan.tp * FP32_BYTES / rate
-    return {part: job.engine.pace * value for part, value in found.items()}
+        peak = device.peak("bf16" if job.precision == "fp8" else job.precision)
+        head = Product("head", t, V / plan.tp, D)
+        made, *gradients = (pace * num_heads * product_s(each, device, peak, efficiency) for each in head.passes)
+        forward["head"], backward["head"] = made, sum(gradients)
+    return forward, backward
 
 
-def product_s(product: Product, peak_flops_per_s: float, efficiency: Efficiency) -> float:
-    """Seconds of a matrix product: `product` of the peak, less where a dimension is short."""
+def product_s(product: Product, device: Device, peak_flops_per_s: float, efficiency: Efficiency) -> float:
+    """Seconds of a matrix product: `product` of the peak, less where a dimension is short, and where the tiles of the
+    result are not many more than the cores, which are idle for half a round at the end (NVIDIA, Matrix Multiplication
+    Background, wave quantization)."""
     knee = efficiency.product_knee
     share = efficiency.product
     for size in (product.m, product.n, product.k):
         share *= size / (size + knee)
-    return product.flops / (peak_flops_per_s * share)
+    rounds = product.m * product.n * product.times / (TILE * device.num_cores)
+    return product.flops * (1 + 0.5 / rounds) / (peak_flops_per_s * share)
 
 
-def _core_s(job: Job, cluster: Cluster, cost: BlockCost, efficiency: Efficiency) -> float:
-    """Attention products are done in 16 bits where matrix products are done in 8."""
+def _core_s(job: Job, cluster: Cluster, plan: Plan, cost: BlockCost, efficiency: Efficiency) -> float:
+    """Attention products are done in 16 bits where matrix products are done in 8; in a ring with the keys of one rank
+    at a time."""
     peak = cluster.device.peak("bf16" if job.precision == "fp8" else job.precision)
-    share = efficiency.core * job.seq_len / (job.seq_len + efficiency.core_knee)
+    keys = job.seq_len / (plan.cp if plan.context == "ring" else 1)
+    share = efficiency.core * keys / (keys + efficiency.core_knee)
     return job.engine.core_pace * cost.core_flops / (peak * share)
 
 
-def _compute(job: Job, cluster: Cluster, cost: BlockCost, imbalance: float, efficiency: Efficiency) -> dict[str, float]:
-    peak = cluster.device.peak(job.precision)
-    parts = {"attention": _core_s(job, cluster, cost, efficiency), "feed-forward": 0.0, "experts": 0.0}
+def _compute(
+    job: Job, cluster: Cluster, plan: Plan, cost: BlockCost, imbalance: float, efficiency: Efficiency
+) -> _Compute:
+    device, pace = cluster.device, job.engine.pace
+    peak, rate = device.peak(job.precision), device.memory_bytes_per_s * efficiency.vector
+    core_s = pace * _core_s(job, cluster, plan, cost, efficiency)
+    sorted_s = pace * imbalance * cost.routed_vector_bytes / rate
+    other_s = pace * (cost.vector_bytes / rate + cost.num_operators * efficiency.operator_s)
+    forward = {"attention": core_s, "feed-forward": 0.0, "experts": sorted_s, "other": other_s}
+    backward = {"attention": BACKWARD_CORE * core_s, "feed-forward": 0.0}
+    summed = 0 if job.engine.has_buffers else cost.dense + cost.expert
+    added_s = pace * 2 * job.engine.gradient_bytes * summed / rate
+    backward |= {"experts": 2 * sorted_s, "other": 2 * other_s + added_s}
+    weight_s = sorted_s + added_s
     for product in cost.products:
         is_routed = product.part == "experts"
-        parts[product.part] += (imbalance if is_routed else 1.0) * product_s(product, peak, efficiency)
-        parts[product.part] += product.times * efficiency.operator_s if is_routed else 0.0
-    rate = cluster.device.memory_bytes_per_s * efficiency.vector
-    parts["experts"] += imbalance * cost.routed_vector_bytes / rate
-    parts["other"] = cost.vector_bytes / rate + cost.num_operators * efficiency.operator_s
-    return {part: job.engine.pace * value for part, value in parts.items()}
+        factor = pace * (imbalance if is_routed else 1.0)
+        launch_s = pace * product.times * efficiency.operator_s if is_routed else 0.0
+        made, of_input, of_weight = (
+            factor * product_s(each, device, peak, efficiency) + launch_s for each in product.passes
+        )
+        forward[product.part] += made
+        backward[product.part] += of_input + of_weight
+        weight_s += of_weight
+    return _Compute(forward, backward, weight_s, core_s)
 
 
 def _communication(
@@ -118,14 +157,20 @@ def _communication(
     """Exposed, by axis: of what the engine overlaps, the share that is not hidden. Ring attention runs beside its
     products."""
     found: dict[str, float] = {}
+    overlaps = job.engine.overlaps | ({"cp"} if plan.context == "ring" else frozenset())
+    peak = cluster.device.peak(job.precision)
     for move in cost.moves:
         group = span(plan, move.axis, cluster.devices_per_node)
         size_bytes = move.size_bytes * (imbalance if move.axis in ROUTED_AXES else 1.0)
         far_share = _far_share(job, group) if move.axis == "ep" else 1.0
         value = collective_s(move.verb, size_bytes, group, cluster, efficiency, far_share=far_share)
+        if move.axis in overlaps:
+            behind_s = value
+            if move.beside is not None:
+                behind_s = min(value, job.engine.pace * product_s(move.beside, cluster.device, peak, efficiency))
+            value -= efficiency.hidden * behind_s
         found[move.axis] = found.get(move.axis, 0.0) + value
-    overlaps = job.engine.overlaps | ({"cp"} if plan.context == "ring" else frozenset())
-    return {axis: value * (1 - efficiency.hidden) if axis in overlaps else value for axis, value in found.items()}
+    return found
 
 
 def _far_share(job: Job, group: Span) -> float:

@@ -50,10 +50,10 @@ def is_training(run: Published) -> bool:
 
 
 def split_digest(run: Published) -> bytes:
-    """SHA-256 of a run's model, sequence length, layout (as read when the runs were split) and device."""
+    """SHA-256 of a run's model, sequence length, layout and device, as read when the runs were split."""
     old = [each.name for each in fields(Plan) if each.name not in AFTER_THE_SPLIT]
     layout = ", ".join(f"{name}={getattr(run.split_plan, name)!r}" for name in old)
-    model = run.job.model.model_dump_json(exclude=set(AFTER_THE_SPLIT))
+    model = run.split_model.model_dump_json(exclude=set(AFTER_THE_SPLIT))
     text = f"{model} {run.job.seq_len} Plan({layout}) {run.cluster.device.name}"
     return hashlib.sha256(text.encode()).digest()
 

@@ -42,6 +42,8 @@ _HAI = replace(
     sends_once=True,
     pairs_passes=True,
 )
+# its scripts have --no-bias-gelu-fusion and --no-bias-dropout-fusion
+_MINDSPEED = replace(_UNFUSED, overlaps=frozenset(), fuses_biases=False)
 _MINDFORMERS = replace(_MEGATRON, name="mindformers", gradient_bytes=2)
 
 
@@ -72,7 +74,7 @@ HABITS: tuple[tuple[str, Habit], ...] = (
     ),
     ("torchtitan", Habit(engine=_FSDP, zero=3, tool="reserved")),
     ("llm-foundry", Habit(engine=_FSDP, zero=3)),
-    ("MindSpeed", Habit(engine=replace(_UNFUSED, overlaps=frozenset()), spreads=True)),
+    ("MindSpeed", Habit(engine=_MINDSPEED, spreads=True)),
     ("MindFormers", Habit(engine=_MINDFORMERS, is_sequence_parallel=True)),
     ("HAI-LLM", Habit(engine=_HAI)),
     ("", Habit(engine=_MEGATRON)),

@@ -20,7 +20,8 @@ CATALOGUE = Path(__file__).parent / "data" / "hardware.json"
 MAX_DEVICES = 1_000_000
 PRECISIONS = ("fp32", "fp16", "bf16", "fp8")
 _CLUSTER = re.compile(r"\s*([0-9]{1,12})\s*(?:x|×|\*)\s*(\S.*?)\s*", re.IGNORECASE)
-_NUMBERS = ("memory_bytes", "memory_bytes_per_s", "devices_per_node", "host_memory_bytes", "host_bytes_per_s")
+_COUNTS = ("num_cores", "devices_per_node")
+_NUMBERS = ("memory_bytes", "memory_bytes_per_s", "host_memory_bytes", "host_bytes_per_s")
 _LINK_NUMBERS = ("bytes_per_s", "latency_s", "knee_bytes")
 
 Topology = Literal["mesh", "switched", "network"]
@@ -46,8 +47,9 @@ class LinkClass:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Device:
-    """One accelerator and the node that it stands in. `efficiency` names the class of fitted efficiencies; `sources`
-    says where each figure is from; `host_memory_bytes` is its share of the node's memory."""
+    """One accelerator and the node that it stands in. `efficiency` names the class of fitted efficiencies;
+    `num_cores` make tiles of a matrix product at once; `sources` says where each figure is from; `host_memory_bytes` is
+    its share of the node's memory."""
 
     name: str
     kind: Kind
@@ -55,6 +57,7 @@ class Device:
     peak_flops_per_s: Mapping[str, float]
     memory_bytes: float
     memory_bytes_per_s: float
+    num_cores: int
     devices_per_node: int
     inside: LinkClass
     across: LinkClass
@@ -185,6 +188,7 @@ def _device(entry: Mapping[str, Any]) -> Device:
         peak_flops_per_s=MappingProxyType(peaks),
         memory_bytes=float(value("memory", entry["memory_bytes"])),
         memory_bytes_per_s=float(value("memory rate", entry["memory_bytes_per_s"])),
+        num_cores=value("cores", entry["num_cores"]),
         devices_per_node=entry["devices_per_node"],
         inside=link("inside"),
         across=link("across"),
@@ -213,12 +217,14 @@ def _own_devices(path: Path) -> dict[str, Device]:
 
 def _overridden(base: Device, name: str, figures: Mapping[str, Any], where: str) -> Device:
     changes: dict[str, Any] = {"name": name, "sources": {**base.sources, **dict.fromkeys(figures, where)}}
-    allowed = (*_NUMBERS, "peak_flops_per_s", "inside", "across")
+    allowed = (*_NUMBERS, *_COUNTS, "peak_flops_per_s", "inside", "across")
     for key, value in figures.items():
         if key not in allowed:
             raise ConfigError(f"{where}: {_unknown(key, allowed)}")
         if key in _NUMBERS:
             changes[key] = _positive(value, key, where)
+        elif key in _COUNTS:
+            changes[key] = _count(value, key, where)
         elif not isinstance(value, dict):
             raise ConfigError(f"{where}: {key} must be a mapping")
         elif key == "peak_flops_per_s":
@@ -233,8 +239,6 @@ def _overridden(base: Device, name: str, figures: Mapping[str, Any], where: str)
                     raise ConfigError(f"{where}: {key}: {_unknown(part, _LINK_NUMBERS)}")
             link = {part: _positive(number, f"{key}.{part}", where) for part, number in value.items()}
             changes[key] = replace(getattr(base, key), **link)
-    if "devices_per_node" in changes:
-        changes["devices_per_node"] = int(changes["devices_per_node"])
     return replace(base, **changes)
 
 
@@ -242,6 +246,12 @@ def _positive(value: Any, key: str, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
         raise ConfigError(f"{where}: {key} {value!r} must be a positive number")
     return float(value)
+
+
+def _count(value: Any, key: str, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_DEVICES:
+        raise ConfigError(f"{where}: {key} {value!r} must be a whole number from 1 to {MAX_DEVICES:,}")
+    return value
 
 
 def _unknown(key: str, allowed: tuple[str, ...]) -> str:

@@ -51,13 +51,21 @@ class Product(NamedTuple):
         """Multiplications and additions."""
         return 2.0 * self.m * self.n * self.k * self.times
 
+    @property
+    def passes(self) -> tuple["Product", "Product", "Product"]:
+        """The product itself, and those for the gradients of its two factors, inputs first."""
+        part, m, n, k, times = self
+        return self, Product(part, m, k, n, times), Product(part, n, k, m, times)
+
 
 class Move(NamedTuple):
-    """A collective: `size_bytes` is what it makes or takes on each device, whichever is more."""
+    """A collective: `size_bytes` is what it makes or takes on each device, whichever is more. `beside` is the product
+    that it feeds or ends, which can run at the same time in pieces."""
 
     verb: Verb
     axis: str
     size_bytes: float
+    beside: Product | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,6 +211,7 @@ def _kept(job: Job, cut: Slice, kind: int) -> tuple[dict[str, float], dict[str, 
     later = {"scores": 0.0 if engine.flash else scores, "activations": acts, "norms": 2 * normed}
     later["latents"] = heads - cut_t * a * model.num_heads * model.value_size if mla is not None else 0.0
     later["attention"] = normed + heads + scores
+    later["core"] = later["scores"]
     left = sum(size for name, size in later.items() if name in engine.selective)
     left_routed = routed_acts if "activations" in engine.selective else 0
     if "experts" in engine.selective:
@@ -271,7 +280,9 @@ def _vector_elements(job: Job, cut: Slice, kind: int) -> float:
     if not job.engine.flash:
         found += 10 * model.num_heads * job.seq_len / cut.tp
     if model.moe is None or not model.is_moe(kind):
-        return found + model.ffn * (2 if job.plain_ffn else 3) / cut.tp
+        if not job.plain_ffn:
+            return found + 3 * model.ffn / cut.tp
+        return found + 2 * model.ffn / cut.tp + (0 if job.engine.fuses_biases else 8 * D + 2 * model.ffn / cut.tp)
     return found + 3 * model.moe.shared_ffn / cut.tp + 8 * model.moe.num_experts / cut.tp
 
 
@@ -289,15 +300,16 @@ def _moves(job: Job, cut: Slice, kind: int) -> Iterator[Move]:
     whole = t * model.hidden * a
     is_moe = model.moe is not None and model.is_moe(kind)
     if cut.tp > 1:
-        for _ in range(2 - is_moe):
-            if cut.sequence_parallel:
-                yield Move("all_gather", "tp", whole)
-                yield Move("reduce_scatter", "tp", whole)
+        products = list(_products(job, cut, kind))
+        for part in ("attention", "feed-forward"):
+            of_part = [product for product in products if product.part == part]
+            if not of_part:
+                continue
+            if cut.sequence_parallel or (is_moe and part == "feed-forward"):  # shared experts' stream is always split
+                yield Move("all_gather", "tp", whole, of_part[0])
+                yield Move("reduce_scatter", "tp", whole, of_part[-1])
             else:
-                yield Move("all_reduce", "tp", whole)
-        if is_moe and model.moe is not None and model.moe.shared_ffn:  # its stream is split with or without
-            yield Move("all_gather", "tp", whole)
-            yield Move("reduce_scatter", "tp", whole)
+                yield Move("all_reduce", "tp", whole, of_part[-1])
         if is_moe and not cut.sequence_parallel:
             yield Move("all_gather", "tp", whole)
     if cut.cp > 1:

@@ -30,20 +30,21 @@ class Engine:
     `state_bytes` of the optimizer where states are whole on each device, `sharded_state_bytes` where ZeRO shards them
     (more where the weights themselves serve as the optimizer's copy while they are whole). `keeps`: of a micro-batch in
     flight either the `residuals` that the backward pass needs, or only the `inputs` of the stage, whose backward pass
-    begins with its forward pass over again. `flash`: attention scores are never stored. `fp32_logits`: how many
-    fp32 copies of the logits the loss has at once, of whole ones and of those that tp cuts; none where it is fused.
-    `dropout`: masks are kept. `overlaps` what communication runs beside computation.
-    `expert_scores_early`: weights of experts multiply inside them, so that their outputs need not be kept.
-    `selective` is what that policy recomputes: `scores` of attention where they are stored, what an `activations`
-    function makes, outputs of `norms`, or of every second of `products`, heads that come from `latents`, everything of
+    begins with its forward pass over again. `flash`: attention scores are never stored. `fp32_logits`: how many fp32
+    copies of the logits the loss has at once, of whole ones and of those that tp cuts; none where it is fused.
+    `dropout`: masks are kept. `overlaps` what communication runs beside computation. `expert_scores_early`: weights of
+    experts multiply inside them, so that their outputs need not be kept. `selective` is what that policy recomputes:
+    `scores` of attention where they are stored, attention's `core` whether or not, what an `activations` function
+    makes, outputs of `norms`, or of every second of `products`, heads that come from `latents`, everything of
     `experts`. `shares_inputs`: with sequence parallelism, inputs of recomputed blocks are kept as parts.
     `gathers_stages`: with pipeline stages, stage 3 gathers a stage's weights once a step, and keeps their gradients
-    whole until its end. `keeps_outputs`: what a stage has sent on is kept until its backward pass.
-    `has_buffers`: weights and gradients are parts of one buffer each, not tensors of their own.
-    `buffer_bytes` are flat buffers of its own. Its passes take
-    `pace` times as long, attention products `core_pace` times, as those of the device class's other software.
-    `sends_once`: a token goes once to each node that has experts for it, and is shared out there.
-    `pairs_passes`: a forward pass runs beside a backward pass, whose computation hides its exchange (DualPipe).
+    whole until its end. `keeps_outputs`: what a stage has sent on is kept until its backward pass. `has_buffers`:
+    weights and gradients are parts of one buffer each, into which products add; not tensors of their own, which are
+    added for every micro-batch. `fuses_biases`: biases of GPT's layers, dropout and sums are one operator with the
+    next. `buffer_bytes` are flat buffers of its own. Its passes take `pace` times as long, attention products
+    `core_pace` times, as those of the device class's other software. `sends_once`: a token goes once to each node that
+    has experts for it, and is shared out there. `pairs_passes`: a forward pass runs beside a backward pass, whose
+    computation hides its exchange (DualPipe).
     """
 
     name: str
@@ -61,6 +62,7 @@ class Engine:
     gathers_stages: bool = False
     keeps_outputs: bool = False
     has_buffers: bool = True
+    fuses_biases: bool = True
     buffer_bytes: float = 0.0
     pace: float = 1.0
     core_pace: float = 1.0
@@ -91,7 +93,7 @@ ENGINES: Mapping[str, Engine] = MappingProxyType(
             gradient_bytes=4,
             state_bytes=12,
             sharded_state_bytes=12,
-            selective=frozenset({"scores"}),
+            selective=frozenset({"core"}),
             overlaps=frozenset({"gradients", "weights"}),
         ),
     }

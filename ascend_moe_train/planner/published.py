@@ -30,8 +30,8 @@ _ROUTING_BALANCED = ("forced balance", "token drop")
 @dataclass(frozen=True, kw_only=True)
 class Published:
     """A run: what was trained how, and what was measured. `family` is its class of runs, as in the error bars;
-    `software` what `efficiency.software_paces` calls it; `split_plan` the layout by which the run was put into a part,
-    which a better reading of it must not change."""
+    `software` what `efficiency.software_paces` calls it; `split_model` and `split_plan` are those by which the
+    run was put into a part, which a better reading of it must not change."""
 
     name: str
     group: str
@@ -41,6 +41,7 @@ class Published:
     job: Job
     cluster: Cluster
     plan: Plan
+    split_model: ModelConfig
     split_plan: Plan
     imbalance: Imbalance
     step_s: float | None
@@ -139,6 +140,7 @@ def published(row: Any) -> Published:
         job=job,
         cluster=cluster,
         plan=plan,
+        split_model=_model({**row, "notes": None})[0],
         split_plan=split_plan,
         imbalance=_imbalance(row.get("routing")),
         step_s=_step_s(measured, job, cluster),
@@ -240,6 +242,8 @@ def _model(row: Mapping[str, Any]) -> tuple[ModelConfig, bool]:
             value_dim=part("v"),
         )
         attention = AttentionConfig(mla=latent)
+    elif (said := re.search(r"uses a (\d{1,9}) sliding window", str(row.get("notes")))) and 0 < int(said[1]) < seq_len:
+        attention = AttentionConfig(window=int(said[1]), window_layers=tuple(range(layers)))
     elif 0 < (window := read("sliding_window", default=0)) < seq_len:
         attention = AttentionConfig(window=window, window_layers=tuple(range(0, layers, 2)))
     heads = read("heads")

@@ -151,9 +151,9 @@ class StepTimes:
             is_kept = repeats > 0 and is_again and plan.recompute_kept == "block_inputs" and not is_last
             repeated_s += count * (repeats - is_kept) * each.forward_s
         num_heads = 1 + len(extra) if is_last else 0
-        ends = ends_time(self._job, self._cluster, plan, self._efficiency, is_first, num_heads)
+        ends, ends_back = ends_time(self._job, self._cluster, plan, self._efficiency, is_first, num_heads)
         add_parts(forward, ends)
-        add_parts(backward, ends, 2)
+        add_parts(backward, ends_back)
         if repeats:
             add_parts(backward, {"recompute": repeated_s + repeats * sum(ends.values())})
         return PassTime.of(forward, backward, weight_s)

@@ -204,7 +204,7 @@ def test_a_better_reading_moves_no_run() -> None:
 def test_what_a_row_recomputes(text: str, wanted: set[str] | None) -> None:
     run = published(row(framework="MindSpeed-LLM", recompute=text))
     assert run.plan.recompute == "selective"
-    assert run.job.engine.selective == (wanted or {"scores"})
+    assert run.job.engine.selective == (wanted or {"core"})
     kept = block_cost(run.job, Slice.of(run.plan), 0).kept_bytes
     assert (kept["selective"] < kept["none"]) == (wanted not in (None, {"experts"}))
 

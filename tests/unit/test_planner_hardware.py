@@ -31,7 +31,7 @@ def test_every_device_is_whole_and_every_figure_has_a_source() -> None:
         assert device.name == name
         assert device.efficiency in efficiencies()
         assert device.memory_bytes > 1e9
-        figures = 2 + len(device.peak_flops_per_s) + 2 * 3
+        figures = 3 + len(device.peak_flops_per_s) + 2 * 3
         assert len(device.sources) == figures
         assert all(source.strip() for source in device.sources.values())
 

@@ -15,10 +15,10 @@ from ascend_moe_train.parallel.mesh import mesh_of
 from ascend_moe_train.parallel.schedule import schedule
 from ascend_moe_train.parallel.timeline import equal_stages, simulate
 from ascend_moe_train.parallel.traffic import model_traffic
-from ascend_moe_train.planner.block_time import PassTime
+from ascend_moe_train.planner.block_time import TILE, PassTime, product_s
 from ascend_moe_train.planner.efficiency import efficiencies
 from ascend_moe_train.planner.hardware import Cluster, parse_cluster
-from ascend_moe_train.planner.layers import Slice, block_cost
+from ascend_moe_train.planner.layers import Product, Slice, block_cost
 from ascend_moe_train.planner.memory import activations
 from ascend_moe_train.planner.plan import BALANCED, ENGINES, Imbalance, Job, Plan, check
 from ascend_moe_train.planner.step_time import pipeline_s, time_of
@@ -173,3 +173,74 @@ def test_zero_bubble_of_ours_does_forward_passes_twice_again() -> None:
     assert again["zero_bubble"][1] == pytest.approx(2 * again["1f1b"][1])
     assert again["zero_bubble"][0] == pytest.approx(again["1f1b"][0])
     assert again["1f1b"][-1] == 0 < again["zero_bubble"][-1]
+
+
+def test_a_product_fills_whole_rounds_of_cores() -> None:
+    """The last round is half empty on average: a tenth of the step for five rounds, whatever the shape; gradients of
+    weights have results of their own size, and few tokens do not make those small."""
+    device, efficiency = parse_cluster("8xA100").device, replace(efficiencies()["ampere"], product_knee=0.0)
+    ideal = Product("head", TILE, 5 * device.num_cores, 4096)
+    whole = ideal.flops / (device.peak("bf16") * efficiency.product)
+    assert product_s(ideal, device, device.peak("bf16"), efficiency) == pytest.approx(1.1 * whole)
+    few = Product("feed-forward", 512, 4096, 16384)
+    made, of_input, of_weight = (product_s(each, device, device.peak("bf16"), efficiency) for each in few.passes)
+    assert few.flops == few.passes[1].flops == few.passes[2].flops
+    assert made > of_input > of_weight
+
+
+def test_a_collective_hides_behind_its_own_product() -> None:
+    """Not behind more than that takes: narrow products hide less of it."""
+    engine = replace(ENGINES["megatron"], overlaps=frozenset({"tp"}))
+    shares = []
+    for hidden in (4096, 8192):
+        model = PRESETS["llama3_8b"]().model_copy(
+            update={"hidden": hidden, "ffn": 7 * hidden // 2, "num_heads": hidden // 128}
+        )
+        job = Job(model=model, seq_len=4096, global_sequences=64, engine=engine)
+        plan = Plan.even(job, 8, tp=8, sequence_parallel=True)
+        alone = replace(job, engine=replace(engine, overlaps=frozenset()))
+        cluster = parse_cluster("8x910B")
+        shares.append(time_of(job, cluster, plan).items["tp"] / time_of(alone, cluster, plan).items["tp"])
+    assert 1 - efficiencies()["ascend"].hidden <= shares[1] < shares[0] < 1
+
+
+def test_a_ring_sees_the_keys_of_one_rank_at_a_time() -> None:
+    job = Job(model=PRESETS["llama3_8b"](), seq_len=32768, global_sequences=64)
+    ring, ulysses = (
+        time_of(job, parse_cluster("8x910B"), Plan.even(job, 8, cp=8, context=context)).items["attention"]
+        for context in ("ring", "ulysses")
+    )
+    assert ring > ulysses
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted"), [({"core"}, 1), ({"norms"}, 1), ({"core", "norms"}, 2), ({"experts"}, 2), (set(), 0)]
+)
+def test_what_a_selective_policy_makes_again(names: set[str], wanted: int) -> None:
+    """Each part takes its time: attention products even if scores are not stored, experts with their exchange."""
+    plan = Plan.even(MOE, 64, ep=8, recompute="selective")
+    job = replace(MOE, engine=replace(MOE.engine, selective=frozenset(names)))
+    found = time_of(job, parse_cluster("64xA100"), plan).items
+    again = found.get("recompute", 0.0)
+    assert (again > 0) == (wanted > 0)
+    if names == {"core", "norms"}:
+        parts = [
+            time_of(
+                replace(MOE, engine=replace(MOE.engine, selective=frozenset({each}))), parse_cluster("64xA100"), plan
+            )
+            for each in names
+        ]
+        assert again == pytest.approx(sum(each.items["recompute"] for each in parts))
+    if names == {"experts"}:
+        assert again > found["ep"] / 2
+
+
+def test_gradients_that_are_no_buffer_are_added_for_every_micro_batch() -> None:
+    """Read and written whole, however few tokens there were."""
+    plan = Plan.even(MOE, 64, ep=8)
+    cluster = parse_cluster("64xA100")
+    loose = replace(MOE, engine=replace(MOE.engine, has_buffers=False))
+    more = time_of(loose, cluster, plan).items["other"] - time_of(MOE, cluster, plan).items["other"]
+    cost = block_cost(MOE, Slice.of(plan), 0)
+    moved = 2 * MOE.engine.gradient_bytes * (cost.dense + cost.expert) * MOE.model.num_layers * plan.num_micro(MOE)
+    assert more == pytest.approx(moved / (cluster.device.memory_bytes_per_s * efficiencies()["ampere"].vector))
