@@ -76,7 +76,7 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """So many equal devices, in whole nodes but for a single node that is not full."""
+    """So many equal devices, in whole nodes but for a single node that is not full, or processes in the last."""
 
     device: Device
     num_devices: int
@@ -139,8 +139,9 @@ def parse_cluster(text: str, devices: Mapping[str, Device] | None = None) -> Clu
     if not 0 < count <= MAX_DEVICES:
         raise ConfigError(f"cluster {text[:60]!r}: {count:,} devices: must be from 1 to {MAX_DEVICES:,}")
     device = find_device(match[2], devices)
-    if count > device.devices_per_node and count % device.devices_per_node:
-        size = device.devices_per_node
+    size = device.devices_per_node
+    # processes fill the last machine as far as they go, accelerators are had by the machine
+    if device.kind != "cpu" and count > size and count % size:
         below = count // size * size
         raise ConfigError(
             f"cluster {text[:60]!r}: nodes of {device.name} have {size} devices, and {count} are not whole nodes: use "

@@ -97,6 +97,17 @@ def test_every_planned_run_can_be_one(
         assert not (folder / "planned.yaml").exists()
 
 
+def test_any_number_of_processes_has_a_plan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Machines of accelerators are had whole, processes are not; of them there are no published runs."""
+    arguments = ("--model", "run.yaml", "--cluster", "7xcpu", "--global-sequences", "14", "--out", "planned.yaml")
+    text = text_of(capsys, *arguments, "--set", "model.num_layers=3")
+    assert "cpu MoE: time n/a (no published runs), memory n/a (no published runs)" in text
+    run = load_run(folder / "planned.yaml")
+    assert mesh_of(run, 7).dp == 7
+    assert main(["plan", "--model", "tiny", "--cluster", "12x910B"]) == 2
+    assert "12 are not whole nodes: use 8 or 16" in capsys.readouterr().err
+
+
 def test_recomputation_is_planned_and_judged(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = ("--set", "model.hidden=512", "--set", "data.seq_len=4096", "--set", "model.num_layers=8")
     run = ("--model", "run.yaml", "--cluster", "1xsmall", "--hardware", "small.yaml", *settings)
