@@ -20,6 +20,8 @@ from ascend_moe_train.train.config import BatchConfig
 Precision = Literal["fp32", "fp16", "bf16", "fp8"]
 Recompute = Literal["none", "selective", "full"]
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+Kept = Literal["stage_input", "block_inputs"]
+KEPT: tuple[Kept, ...] = ("stage_input", "block_inputs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +176,7 @@ class Plan:
     micro_sequences: int = 1
     recompute: Recompute = "none"
     recompute_layers: int | None = None
-    recompute_kept: Literal["stage_input", "block_inputs"] = "stage_input"
+    recompute_kept: Kept = "stage_input"
     offload_optimizer: bool = False
 
     @classmethod

@@ -19,7 +19,7 @@ from ascend_moe_train.errors import ConfigError, UserError
 from ascend_moe_train.model.config import AttentionConfig, MLAConfig, ModelConfig, MoEConfig
 from ascend_moe_train.planner.habits import HABITS, OPTIONS, Habit, MemoryTool, selected
 from ascend_moe_train.planner.hardware import Cluster, Device, find_device
-from ascend_moe_train.planner.plan import ENGINES, Imbalance, Job, Plan, even_layers
+from ascend_moe_train.planner.plan import ENGINES, Engine, Imbalance, Job, Plan, even_layers
 
 MAX_BYTES = 50_000_000
 MAX_ROWS = 100_000
@@ -107,25 +107,13 @@ def published(row: Any) -> Published:
         split_plan = _plan(row, before, model, cluster, micro)
     if total % (plan.dp * plan.micro_sequences):
         raise ConfigError(f"global_batch {total} does not divide by dp {plan.dp} x micro_batch {plan.micro_sequences}")
-    options = row.get("options") or []
-    words = {str(each).split("=")[0] for each in options} if isinstance(options, list) else set()
-    overlaps = habit.engine.overlaps | {OPTIONS[word] for word in words if word in OPTIONS}
-    engine = replace(
-        habit.engine, overlaps=frozenset(overlaps), sends_once=habit.engine.sends_once or "DeepEP" in words
-    )
     precision = _precision(_text(row, "dtype"))
-    if habit.engine.name == "megatron 2021" and precision == "bf16" and habit.engine.gradient_bytes == 2:
-        engine = replace(engine, gradient_bytes=6)
-    if (parts := selected(str(row.get("recompute")))) is not None:
-        engine = replace(engine, selective=parts)
-    if "reuse-fp32-param" in words:
-        engine = replace(engine, sharded_state_bytes=10, state_bytes=10)
     job = Job(
         model=model,
         seq_len=read("model", "seq_len"),
         global_sequences=total,
         precision=precision,
-        engine=engine,
+        engine=_engine(row, habit.engine, precision),
         plain_ffn=plain,
     )
     measured: Any = row.get("measured")
@@ -150,6 +138,21 @@ def published(row: Any) -> Published:
         is_complete=row.get("config_complete") is True,
         uses=frozenset(map(str, row["use_for"])) if isinstance(row.get("use_for"), list) else frozenset(),
     )
+
+
+def _engine(row: Mapping[str, Any], habit: Engine, precision: str) -> Engine:
+    """What a software does, with the options that a row names."""
+    options = row.get("options") or []
+    words = {str(each).split("=")[0] for each in options} if isinstance(options, list) else set()
+    overlaps = habit.overlaps | {OPTIONS[word] for word in words if word in OPTIONS}
+    engine = replace(habit, overlaps=frozenset(overlaps), sends_once=habit.sends_once or "DeepEP" in words)
+    if habit.name == "megatron 2021" and precision == "bf16" and habit.gradient_bytes == 2:
+        engine = replace(engine, gradient_bytes=6)
+    if (parts := selected(str(row.get("recompute")))) is not None:
+        engine = replace(engine, selective=parts)
+    if "reuse-fp32-param" in words:
+        engine = replace(engine, sharded_state_bytes=10, state_bytes=10)
+    return engine
 
 
 def _number(row: Mapping[str, Any], *keys: str, default: int | None = None) -> int:

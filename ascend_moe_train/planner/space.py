@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 from ascend_moe_train.parallel.config import ScheduleName
 from ascend_moe_train.planner.hardware import Cluster
 from ascend_moe_train.planner.layers import Slice
-from ascend_moe_train.planner.plan import RECOMPUTE, Job, Plan, Recompute, check, even_layers
+from ascend_moe_train.planner.plan import KEPT, RECOMPUTE, Job, Kept, Plan, Recompute, check, even_layers
 
 MAX_STAGES = 64
 MAX_CONTEXT = 64
@@ -17,6 +17,8 @@ Zero = Literal[0, 1, 2, 3]
 ZEROS: tuple[Zero, ...] = (0, 1, 2, 3)
 Variant = tuple[Zero, bool]
 """How states are kept: ZeRO stage, and whether in host memory."""
+Policy = tuple[Recompute, Kept]
+"""What is recomputed, and whose inputs are kept."""
 _SPEED = (1, 0, 2, 3)
 
 
@@ -40,6 +42,7 @@ class Space:
     micro: tuple[int, ...]
     zero: tuple[Zero, ...] = ZEROS
     recompute: tuple[Recompute, ...] = RECOMPUTE
+    kept: tuple[Kept, ...] = KEPT
     offload: tuple[bool, ...] = (False, True)
 
     @classmethod
@@ -97,6 +100,16 @@ class Space:
     def variants(self) -> tuple[Variant, ...]:
         """How states can be kept, roughly the fastest first."""
         return tuple((zero, offload) for offload in self.offload for zero in sorted(self.zero, key=_SPEED.index))
+
+    def policies(self, job: Job, pp: int) -> tuple[Policy, ...]:
+        """Policies and whose inputs are kept: of blocks only where they are recomputed and stages go forward again."""
+        has_stages = pp > 1 and job.engine.keeps == "inputs"
+        return tuple(
+            (policy, kept)
+            for policy in self.recompute
+            for kept in self.kept
+            if kept == "stage_input" or (policy == "full" and has_stages)
+        )
 
     def refused_variants(self, job: Job, pp: int, chunks: int) -> dict[Zero, str]:
         """ZeRO stages that the model forbids with such a pipeline, and why."""

@@ -78,8 +78,11 @@ class Walk:
         self.space, refused = space.without_impossible(job)
         for label, reason in refused.items():
             self.rejections.add("impossible", label, reason)
-        self._variants = len(space.zero) * len(space.recompute) * len(space.offload)
-        self._plans_of = {pp: self._variants * len(list(space.pipelines(pp, job.model.num_layers))) for pp in space.pp}
+        self._policies = {pp: space.policies(job, pp) for pp in space.pp}
+        self._variants = {pp: len(space.zero) * len(each) * len(space.offload) for pp, each in self._policies.items()}
+        self._plans_of = {
+            pp: count * len(list(space.pipelines(pp, job.model.num_layers))) for pp, count in self._variants.items()
+        }
 
     def run(self) -> None:
         """Until nothing that is left can be among the best."""
@@ -127,7 +130,7 @@ class Walk:
             elif not node.chunks:
                 yield node.cut, node.pp, node.least_s, self._plans_of[node.pp]
             elif not node.stage_layers:
-                yield node.cut, node.pp, node.least_s, self._variants
+                yield node.cut, node.pp, node.least_s, self._variants[node.pp]
 
     def _rounds(self, cut: Slice) -> float:
         """Micro-batches of a step through pp: how often a device does its part of one, on average over the stages."""
@@ -183,7 +186,7 @@ class Walk:
         leanest = max(allowed, key=lambda plan: (plan.zero_stage, plan.offload_optimizer))
         leanest = replace(leanest, recompute=self.space.recompute[-1])
         peak = self._memories.peak(leanest)
-        if not self._has_room(leanest, peak, count=len(allowed) * len(self.space.recompute)):
+        if not self._has_room(leanest, peak, count=len(allowed) * len(self._policies[node.pp])):
             self._too_big.append((peak.size_bytes, next(self._order), allowed[0]))
             return
         beaten = (float("inf"), float("inf"))
@@ -222,8 +225,9 @@ class Walk:
     def _least_recomputed(self, plan: Plan, time: StepTime) -> Scored | None:
         """The fastest of a plan's policies that fits, or None."""
         options = []
-        for policy in self.space.recompute:
-            found = self._of_policy(replace(plan, recompute=policy), time if policy == "none" else None)
+        for policy, kept in self._policies[plan.pp]:
+            each = replace(plan, recompute=policy, recompute_kept=kept)
+            found = self._of_policy(each, time if policy == "none" else None)
             if found is not None:
                 options.append(found)
                 if policy == "none":
@@ -236,23 +240,39 @@ class Walk:
     def _of_policy(self, plan: Plan, time: StepTime | None) -> Scored | None:
         if time is None and self._time(replace(plan, recompute_layers=1)).step_s >= self.limit_s:
             return None
+        is_least = plan.recompute != "none" and self._limit_s is None
+        if is_least and plan.recompute_kept == "block_inputs":
+            plan = self._fewest_kept(plan)
         peak = self._memories.peak(plan)
         if not self._has_room(plan, peak):
             if plan.recompute == "none":
                 self._too_big.append((peak.size_bytes, next(self._order), plan))
             return None
-        most = max(plan.stage_layers)
-        if plan.recompute != "none" and self._limit_s is None:
-            low, high = 0, most  # layers: too few, enough
-            while high - low > 1:
-                middle = (low + high) // 2
-                if self._memories.peak(replace(plan, recompute_layers=middle)).fits(self._cluster.device):
-                    high = middle
-                else:
-                    low = middle
-            plan = replace(plan, recompute_layers=high) if high < most else plan
+        if is_least and plan.recompute_kept == "stage_input":
+            plan = self._fewest(plan)
         time = time if time is not None else self._time(plan)
         return Scored(plan=plan, memory=self._memories.of(plan), time=time)
+
+    def _fewest(self, plan: Plan) -> Plan:
+        """With as few recomputed layers as fit; with all of them it fits."""
+        most = max(plan.stage_layers)
+        low, high = 0, most  # layers: too few, enough
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._memories.peak(replace(plan, recompute_layers=middle)).fits(self._cluster.device):
+                high = middle
+            else:
+                low = middle
+        return replace(plan, recompute_layers=high) if high < most else plan
+
+    def _fewest_kept(self, plan: Plan) -> Plan:
+        """The same where their inputs are kept: each layer takes room away and gives some, so that more need not fit
+        where fewer do. The plan itself if none fits."""
+        for layers in range(1, max(plan.stage_layers)):
+            fewer = replace(plan, recompute_layers=layers)
+            if self._memories.peak(fewer).fits(self._cluster.device):
+                return fewer
+        return plan
 
     def _has_room(self, plan: Plan, peak: Peak, count: int = 1) -> bool:
         """Whether a plan fits; if not, it is counted, `count` times."""

@@ -70,18 +70,21 @@ def all_plans(job: Job, cluster: Cluster, space: Space) -> Iterator[Plan]:
                         chunks=chunks,
                         **cut._asdict(),
                     )
-                    yield from variants(base, space)
+                    yield from variants(job, base, space)
 
 
-def variants(base: Plan, space: Space) -> Iterator[Plan]:
+def variants(job: Job, base: Plan, space: Space) -> Iterator[Plan]:
     for zero in space.zero:
         for offload in space.offload:
             for policy in space.recompute:
                 layers = (None,) if policy == "none" else (None, *range(1, max(base.stage_layers)))
                 for count in layers:
-                    yield replace(
+                    plan = replace(
                         base, zero_stage=zero, offload_optimizer=offload, recompute=policy, recompute_layers=count
                     )
+                    yield plan
+                    if policy == "full" and base.pp > 1 and job.engine.keeps == "inputs":
+                        yield replace(plan, recompute_kept="block_inputs")
 
 
 def small(job: Job, cluster: Cluster, **limits: Any) -> Space:
@@ -101,7 +104,18 @@ def small(job: Job, cluster: Cluster, **limits: Any) -> Space:
 def test_the_search_is_as_good_as_trying_everything(
     engine: str, devices: str, room: float | None, limits: dict[str, Any]
 ) -> None:
-    job = job_of(engine)
+    compare_with_everything(job_of(engine), devices, room, limits)
+
+
+def test_inputs_of_blocks_are_kept_where_that_is_best() -> None:
+    """A stage that goes forward again anyway has its blocks do it one by one; brute force agrees."""
+    limits = {"pp": (2,), "cp": (1,), "expert_tp": (1,), "offload": (False,), "zero": (0, 1)}
+    best = compare_with_everything(job_of(seq_len=8192), "4x910B", 0.5, limits)
+    assert (best.recompute, best.recompute_kept) == ("full", "block_inputs")
+
+
+def compare_with_everything(job: Job, devices: str, room: float | None, limits: dict[str, Any]) -> Plan:
+    """The plan that the search finds, which must be as fast as the fastest of all that fit."""
     space = small(job, cluster_of(devices), **limits)
     cluster = tight(job, devices, space, room)
     fastest, count, fitting = float("inf"), 0, 0
@@ -114,6 +128,7 @@ def test_the_search_is_as_good_as_trying_everything(
     found = search(job, cluster, space=space, imbalance=IMBALANCE, top=1)
     assert found.best[0].time.step_s == pytest.approx(fastest, rel=1e-12)
     assert found.num_evaluated < count / 2
+    return found.best[0].plan
 
 
 @given(
