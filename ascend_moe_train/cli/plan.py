@@ -180,13 +180,14 @@ def _write_files(
 ) -> None:
     from ascend_moe_train.planner.explain import plan_words
     from ascend_moe_train.planner.page import page, timeline_of
-    from ascend_moe_train.planner.run_file import planned, run_text
+    from ascend_moe_train.planner.run_file import imbalance_of, planned, run_text
     from ascend_moe_train.planner.trace import chrome_trace
     from ascend_moe_train.train.inputs import model_of_run
 
     best, title = found.best[0], f"{asked.name} on {cluster.name}"
     if options["out"] is not None:
-        tree = planned(asked.tree, asked.job, best.plan, str(options["model"]), model_of_run)
+        imbalance = imbalance_of(options["imbalance"])
+        tree = planned(asked.tree, asked.job, best.plan, str(options["model"]), imbalance, model_of_run)
         heading = f"planned by `amt plan` for {cluster.name}: {plan_words(best.plan)}"
         write_out(options["out"], run_text(tree, heading))
         ranks = f"amt launch --ranks {cluster.num_devices} train {options['out']}"

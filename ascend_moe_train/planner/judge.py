@@ -8,7 +8,7 @@ from ascend_moe_train.planner.explain import binding, job_line, plan_words, stag
 from ascend_moe_train.planner.hardware import Cluster
 from ascend_moe_train.planner.plan import Imbalance, Job
 from ascend_moe_train.planner.report import error_words, scored_json
-from ascend_moe_train.planner.run_file import plan_of_run
+from ascend_moe_train.planner.run_file import plan_of_run, with_room
 from ascend_moe_train.planner.scored import Scored, scored
 from ascend_moe_train.units import format_bytes
 
@@ -32,8 +32,15 @@ def judged(run: RunConfig, cluster: Cluster, imbalance: Imbalance, name: str) ->
         precision=run.run.precision,
     )
     cluster.device.peak(job.precision)
-    found = scored(job, cluster, plan_of_run(run, cluster.num_devices), imbalance)
+    plan = plan_of_run(run, cluster.num_devices)
+    room = with_room(run, cluster.num_devices, imbalance)
+    found = scored(job, cluster, plan, room)
     complaint = _complaint(found, cluster)
+    if complaint is not None and room.worst > imbalance.worst:
+        complaint += (
+            f"; experts have room for {room.worst:g} times the rows that a rank sends (parallel.receive_factor "
+            f"{run.parallel.receive_factor or 'null'}): {imbalance.worst:g} is typical of the worst"
+        )
     verdict = "fits" if complaint is None else "does not fit"
     return Judgement(
         lines=[

@@ -6,26 +6,37 @@ from collections.abc import Mapping
 from ascend_moe_train import strict_yaml
 from ascend_moe_train.config import ModelOfRun, RunConfig, resolve
 from ascend_moe_train.errors import ConfigError
+from ascend_moe_train.parallel.expert_sizes import ExpertSizes
 from ascend_moe_train.parallel.mesh import mesh_of
 from ascend_moe_train.parallel.stages import stages_of
-from ascend_moe_train.planner.plan import Imbalance, Job, Plan, even_layers
+from ascend_moe_train.planner.plan import TYPICAL, Imbalance, Job, Plan, even_layers
 from ascend_moe_train.strict_yaml import Value
 
 # what of section `parallel` a plan does not choose, and so leaves as it was
 MAX_IMBALANCE = 100_000
-KEPT = ("bucket_bytes", "reduce_dtype", "deadlines")
+KEPT = ("bucket_bytes", "reduce_dtype", "receive_factor", "deadlines")
 
 
 def planned(
-    tree: Mapping[str, Value], job: Job, plan: Plan, source: str, model_of_run: ModelOfRun | None = None
+    tree: Mapping[str, Value],
+    job: Job,
+    plan: Plan,
+    source: str,
+    imbalance: Imbalance = TYPICAL,
+    model_of_run: ModelOfRun | None = None,
 ) -> dict[str, Value]:
-    """A run file's tree with the sections that a plan chooses; what it says besides stays as it is.
+    """A run file's tree with the sections that a plan chooses; what it says besides stays as it is. In dropless mode
+    ranks have room for as many rows as memory was predicted with, unless the file says for how many.
 
     Raises ConfigError if the run cannot be one: it says something else that does not go with the plan.
     """
     found = copy.deepcopy(dict(tree))
     before = found.get("parallel")
     kept = {key: before[key] for key in KEPT if key in before} if isinstance(before, dict) else {}
+    if not _has_room_to_choose(job, plan):
+        kept.pop("receive_factor", None)
+    elif kept.get("receive_factor") is None:
+        kept["receive_factor"] = imbalance.worst
     chosen = plan.parallel().model_dump(mode="json", exclude_defaults=True)
     if plan.stage_layers == even_layers(job.model.num_layers, len(plan.stage_layers)):
         chosen.pop("stage_layers", None)
@@ -46,6 +57,22 @@ def planned(
     run = resolve(copy.deepcopy(found), {}, source, (), model_of_run)
     mesh_of(run, plan.num_devices)
     return found
+
+
+def _has_room_to_choose(job: Job, plan: Plan) -> bool:
+    moe = job.model.moe
+    return moe is not None and moe.capacity_factor is None and plan.ep > 1
+
+
+def with_room(run: RunConfig, num_devices: int, imbalance: Imbalance) -> Imbalance:
+    """An imbalance whose worst case is the room that a run's ranks have for rows in dropless mode, filled or not."""
+    moe, mesh = run.model.moe, mesh_of(run, num_devices)
+    if moe is None or moe.capacity_factor is not None or mesh.ep == 1:
+        return imbalance
+    tokens = run.batch.micro_sequences * run.data.seq_len // (mesh.cp * mesh.tp)
+    sizes = ExpertSizes.of(moe, mesh, tokens, run.parallel.receive_factor)
+    room = sizes.receive_rows / sizes.send_rows
+    return Imbalance(expected=min(imbalance.expected, room), worst=room)
 
 
 def run_text(tree: Mapping[str, Value], heading: str) -> str:

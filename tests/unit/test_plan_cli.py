@@ -80,6 +80,22 @@ def test_a_run_file_keeps_what_is_not_planned(folder: Path, capsys: pytest.Captu
     assert text_of(capsys, "check", "planned.yaml", "--cluster", "8xcpu").splitlines()[1].startswith("fits: ")
 
 
+def test_rows_have_the_room_that_was_predicted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = "model: {preset: olmoe_1b_7b}\ndata: {train: [{path: x}], tokenizer: y, seq_len: 4096}\nrun: {dir: r, steps: 1}\n"
+    (folder / "olmoe.yaml").write_text(given)
+    arguments = ("--model", "olmoe.yaml", "--cluster", "8x910B", "--global-sequences", "64", "--precision", "bf16")
+    arguments = (*arguments, "--set", "optim.warmup_steps=0", "--out", "planned.yaml")
+    predicted = json_of(capsys, *arguments, "--imbalance", "1.4")["plans"][0]
+    check = ("check", "planned.yaml", "--cluster", "8x910B")
+    assert load_run(folder / "planned.yaml").parallel.receive_factor == 1.4
+    # whatever else might be unbalanced: room is taken, filled or not
+    judged = json_of(capsys, *check, "--imbalance", "3")
+    assert judged["fits"] and judged["peak_bytes"] == pytest.approx(predicted["peak_bytes"], rel=1e-4)
+    assert main(["plan", *check, "--set", "parallel.receive_factor=null"]) == 2
+    said = capsys.readouterr().err
+    assert "room for 8 times the rows that a rank sends (parallel.receive_factor null): 1.5 is typical" in said
+
+
 @pytest.mark.parametrize("sequences", [8, 16, 64])
 @pytest.mark.parametrize("layers", [1, 4, 5])
 @pytest.mark.parametrize("ranks", [2, 6, 8])
