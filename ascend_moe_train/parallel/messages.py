@@ -7,6 +7,7 @@ import mindspore as ms
 import numpy as np
 
 from ascend_moe_train.parallel.comm import Collectives, Comm, Group, Operator, Tensor
+from ascend_moe_train.parallel.schedule import SENDS, Kind
 
 
 class Messages(Protocol):
@@ -35,27 +36,28 @@ class HostMessages:
 
 
 class DeviceMessages:
-    """By the device's own operators, for the neighbours in `groups`: nothing passes through the host."""
+    """By the device's own operators: nothing passes through the host. `ends` are the group and the place in it of the
+    other end, by kind of message."""
 
-    def __init__(self, collectives: Collectives, groups: tuple[Group, ...], shape: tuple[int, ...], dtype: Any) -> None:
-        self._send: Mapping[tuple[str, int], Operator] = {
-            (group.name, peer): collectives.send(group, peer) for group in groups for peer in _neighbours(group)
-        }
-        self._recv: Mapping[tuple[str, int], Operator] = {
-            (group.name, peer): collectives.recv(group, peer, shape, dtype)
-            for group in groups
-            for peer in _neighbours(group)
-        }
+    def __init__(
+        self,
+        collectives: Collectives,
+        ends: Mapping[Kind, tuple[Group, int]],
+        shape: tuple[int, ...],
+        dtype: Any,
+    ) -> None:
+        self._calls: dict[tuple[bool, str, int], Operator] = {}
+        for kind, (group, peer) in ends.items():
+            if group.size > 1:
+                is_send = kind in SENDS
+                call = collectives.send(group, peer) if is_send else collectives.recv(group, peer, shape, dtype)
+                self._calls[is_send, group.name, peer] = call
         self._token = ms.Tensor(np.zeros(1, np.float32))
 
     def send(self, group: Group, peer: int, x_TD: Tensor) -> None:
         """See Messages."""
-        self._send[group.name, peer](x_TD)
+        self._calls[True, group.name, peer](x_TD)
 
     def recv(self, group: Group, peer: int) -> Tensor:
         """See Messages."""
-        return self._recv[group.name, peer](self._token)
-
-
-def _neighbours(group: Group) -> set[int]:
-    return {(group.index + 1) % group.size, (group.index - 1) % group.size}
+        return self._calls[False, group.name, peer](self._token)

@@ -28,8 +28,9 @@ from ascend_moe_train.parallel.comm import Collectives, Comm, Group, Tensor
 from ascend_moe_train.parallel.drive import run
 from ascend_moe_train.parallel.mesh import Mesh
 from ascend_moe_train.parallel.messages import DeviceMessages, HostMessages, Messages
-from ascend_moe_train.parallel.schedule import schedule
+from ascend_moe_train.parallel.schedule import SENDS, SENT_BY, Kind, peer, schedule
 from ascend_moe_train.parallel.stages import Stages, stages_of
+from ascend_moe_train.parallel.streams import WAYS, way_of
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """tokens, targets, segments and positions of a micro-batch, loss weights, noise seed."""
@@ -86,8 +87,10 @@ class StageSite:
     stage: int
     comm: Comm
     messages: Messages
-    forward: Group
-    backward: Group
+    ends: Mapping[Kind, tuple[Group, int]]
+    """Of each kind of message the group, and the place in it of the stage at the other end."""
+    column: Group
+    """The ranks of all stages."""
     shape: tuple[int, ...]
     dtype: Any
     moe_rows: tuple[tuple[int, ...], ...]
@@ -102,17 +105,17 @@ class StageSite:
             # a graph has no empty tensors: a chunk without experts hands out one row that means nothing
             rows = list(self.moe_rows[chunk])
             whole[rows] += each[: len(rows)]
-        return self.comm.all_reduce(self.forward, whole)
+        return self.comm.all_reduce(self.column, whole)
 
-    @property
-    def next(self) -> int:
-        """The stage after this one, as a place in the groups."""
-        return (self.stage + 1) % self.stages.num_stages
+    def send(self, kind: Kind, x_TD: Tensor) -> None:
+        """To the stage that gets messages of this kind."""
+        group, place = self.ends[kind]
+        self.messages.send(group, place, x_TD)
 
-    @property
-    def previous(self) -> int:
-        """The stage before."""
-        return (self.stage - 1) % self.stages.num_stages
+    def recv(self, kind: Kind) -> Tensor:
+        """From the stage that sends them."""
+        group, place = self.ends[kind]
+        return self.messages.recv(group, place)
 
 
 def site_of(config: RunConfig, mesh: Mesh, comm: Comm, device: Collectives | None = None) -> StageSite:
@@ -121,19 +124,20 @@ def site_of(config: RunConfig, mesh: Mesh, comm: Comm, device: Collectives | Non
     tokens = config.batch.micro_sequences * config.data.seq_len // mesh.cp
     rows = tokens // mesh.tp if config.parallel.sequence_parallel else tokens
     shape, dtype = (rows, config.model.hidden), DTYPES[config.run.precision]
-    groups = [comm.split(f"pp {way}", mesh.groups(("pp",))) for way in ("forward", "backward")]
+    column = comm.split("pp", mesh.groups(("pp",)))
+    ends = _ends(mesh, comm, stages, here)
     if device is None:
         host_dtype = np.float32 if config.run.precision == "fp32" else np.float16
         messages: Messages = HostMessages(comm, shape, host_dtype)
     else:
-        messages = DeviceMessages(device, tuple(groups), shape, dtype)
+        messages = DeviceMessages(device, ends, shape, dtype)
     return StageSite(
         stages=stages,
         stage=here,
         comm=comm,
         messages=messages,
-        forward=groups[0],
-        backward=groups[1],
+        ends=ends,
+        column=column,
         shape=shape,
         dtype=dtype,
         moe_rows=stages.moe_rows(config.model, here),
@@ -141,6 +145,24 @@ def site_of(config: RunConfig, mesh: Mesh, comm: Comm, device: Collectives | Non
         num_experts=config.model.moe.num_experts if config.model.moe is not None else 1,
         num_micro=config.batch.global_sequences // (mesh.dp * config.batch.micro_sequences),
     )
+
+
+def _ends(mesh: Mesh, comm: Comm, stages: Stages, stage: int) -> dict[Kind, tuple[Group, int]]:
+    """See StageSite. The groups where the last stage meets the first are theirs alone."""
+    columns, n = mesh.groups(("pp",)), stages.num_stages
+    around = [part for ranks in columns for part in ((ranks[0], ranks[-1]), *((rank,) for rank in ranks[1:-1]))]
+    groups = {
+        way: comm.split(f"pp {way}", around if "around" in way else columns)
+        for way in WAYS
+        if stages.chunks > 1 or "around" not in way
+    }
+    found = {}
+    for kind in (*SENDS, *SENT_BY):
+        way = way_of(kind, stage, n)
+        if way in groups:
+            other = peer(kind, stage, n)
+            found[kind] = (groups[way], int(other > 0) if "around" in way else other)
+    return found
 
 
 class Pipeline:
@@ -261,23 +283,19 @@ class _Work:
 
     def send_forward(self, micro: int, chunk: int) -> None:
         """See drive.Work."""
-        site = self._site
-        site.messages.send(site.forward, site.next, self._outputs.pop((micro, chunk)))
+        self._site.send(Kind.SEND_FORWARD, self._outputs.pop((micro, chunk)))
 
     def recv_forward(self, micro: int, chunk: int) -> None:
         """See drive.Work."""
-        site = self._site
-        self._inputs[micro, chunk] = site.messages.recv(site.forward, site.previous)
+        self._inputs[micro, chunk] = self._site.recv(Kind.RECV_FORWARD)
 
     def send_backward(self, micro: int, chunk: int) -> None:
         """See drive.Work."""
-        site = self._site
-        site.messages.send(site.backward, site.previous, self._input_gradients.pop((micro, chunk)))
+        self._site.send(Kind.SEND_BACKWARD, self._input_gradients.pop((micro, chunk)))
 
     def recv_backward(self, micro: int, chunk: int) -> None:
         """See drive.Work."""
-        site = self._site
-        self._output_gradients[micro, chunk] = site.messages.recv(site.backward, site.next)
+        self._output_gradients[micro, chunk] = self._site.recv(Kind.RECV_BACKWARD)
 
 
 def through_stages(
@@ -290,10 +308,10 @@ def through_stages(
         return [(0, cells[0](x_TD, *inputs)[1].asnumpy())]
     for chunk, cell in enumerate(cells):
         if not site.stages.is_first(site.stage, chunk):
-            x_TD = site.messages.recv(site.forward, site.previous)
+            x_TD = site.recv(Kind.RECV_FORWARD)
         x_TD, result = cell(x_TD, *inputs)
         if not site.stages.is_last(site.stage, chunk):
-            site.messages.send(site.forward, site.next, x_TD)
+            site.send(Kind.SEND_FORWARD, x_TD)
         results.append((chunk * site.stages.num_stages + site.stage, result.asnumpy()))
     return results
 

@@ -71,11 +71,13 @@ def model_traffic(run: RunConfig, mesh: Mesh, accepted: Sequence[int]) -> Traffi
             for group in ("ep inside nodes", "ep across nodes") if nodes else ("ep",):
                 totals["all_to_all_v", group] += times * 2 * rows * row_bytes
     if mesh.pp > 1:
-        sent = ranks * micro_batches * (len(stages.bounds) - 1) * _stream_bytes(run, mesh)
-        totals["send", "pp forward"] = totals["send", "pp backward"] = sent
+        sent = ranks * micro_batches * _stream_bytes(run, mesh)
+        for way in ("pp forward", "pp backward"):
+            totals["send", way] = sent * (len(stages.bounds) - stages.chunks)
+            totals["send", f"{way} around"] = sent * (stages.chunks - 1)
         experts = run.model.moe.num_experts if run.model.moe is not None else 1
         counts_bytes = 8 * max(1, len(moe_layers(run.model))) * experts
-        totals["all_reduce", "pp forward"] = mesh.world_size * counts_bytes
+        totals["all_reduce", "pp"] = mesh.world_size * counts_bytes
     return {key: size_bytes for key, size_bytes in totals.items() if size_bytes}
 
 

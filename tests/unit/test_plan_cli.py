@@ -81,11 +81,11 @@ def test_a_run_file_keeps_what_is_not_planned(folder: Path, capsys: pytest.Captu
 
 
 def test_rows_have_the_room_that_was_predicted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = "model: {preset: olmoe_1b_7b}\ndata: {train: [{path: x}], tokenizer: y, seq_len: 4096}\nrun: {dir: r, steps: 1}\n"
-    (folder / "olmoe.yaml").write_text(given)
+    data = "{train: [{path: x}], tokenizer: y, seq_len: 4096}"
+    (folder / "olmoe.yaml").write_text(f"model: {{preset: olmoe_1b_7b}}\ndata: {data}\nrun: {{dir: r, steps: 1}}\n")
     arguments = ("--model", "olmoe.yaml", "--cluster", "8x910B", "--global-sequences", "64", "--precision", "bf16")
-    arguments = (*arguments, "--set", "optim.warmup_steps=0", "--out", "planned.yaml")
-    predicted = json_of(capsys, *arguments, "--imbalance", "1.4")["plans"][0]
+    shorter = ("--set", "optim.warmup_steps=0", "--out", "planned.yaml")
+    predicted = json_of(capsys, *arguments, *shorter, "--imbalance", "1.4")["plans"][0]
     check = ("check", "planned.yaml", "--cluster", "8x910B")
     assert load_run(folder / "planned.yaml").parallel.receive_factor == 1.4
     # whatever else might be unbalanced: room is taken, filled or not

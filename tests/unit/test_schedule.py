@@ -9,6 +9,7 @@ from ascend_moe_train.parallel.config import ScheduleName
 from ascend_moe_train.parallel.schedule import SCHEDULES, Action, Kind, bounds, held, in_flight, schedule
 from ascend_moe_train.parallel.schedule import walk as walked
 from ascend_moe_train.parallel.schedule_check import check
+from ascend_moe_train.parallel.streams import Way, check_streams
 
 STAGES, MICRO, CHUNKS = range(1, 9), range(1, 33), range(2, 5)
 LETTERS = {Kind.FORWARD: "F", Kind.BACKWARD: "B", Kind.WEIGHT: "W"}
@@ -30,6 +31,16 @@ def test_every_list_is_proven(name: ScheduleName) -> None:
             for chunks in CHUNKS if name == "interleaved" else (1,):
                 actions = schedule(name, num_stages, num_micro, chunks)
                 check(actions, num_micro, chunks, bounds(name, num_stages, num_micro, chunks))
+                check_streams(actions)
+
+
+def test_streams_around_the_ring_would_wait_for_ever() -> None:
+    def in_one(kind: Kind, stage: int, num_stages: int) -> Way:
+        return "forward" if "forward" in kind else "backward"
+
+    check_streams(schedule("1f1b", 4, 8), in_one)
+    with pytest.raises(ValueError, match=r"stage 0 at recv_forward of micro-batch .* stage 1 at "):
+        check_streams(schedule("interleaved", 4, 8, 2), in_one)
 
 
 def test_what_is_in_flight() -> None:
