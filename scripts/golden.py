@@ -1,4 +1,5 @@
-"""Golden loss curves: tests/golden/loss_<layout>.txt, the losses of one small run under each of some layouts.
+"""Golden loss curves: tests/golden/loss_<layout>.txt, the losses of one small run under each of some layouts; those of
+one process are ascend_moe_train/selftest/golden_losses.txt, where `amt selftest` finds them.
 
 Run from the root of the repository:
 
@@ -11,7 +12,8 @@ cores), and rewrites the files only if all layouts agree.
 import tempfile
 from pathlib import Path
 
-from tests.parity.curve_cases import LAYOUTS, ONE_PROCESS, TOLERANCE, golden_path, golden_text, on_ranks
+from ascend_moe_train.selftest.curve import ONE_PROCESS, TOLERANCE
+from tests.parity.curve_cases import LAYOUTS, golden_path, golden_text, on_ranks
 
 
 def main() -> None:

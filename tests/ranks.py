@@ -13,10 +13,8 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
@@ -26,6 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ascend_moe_train.cluster import msrun
 from ascend_moe_train.cluster.mpiexec import find_mpiexec
 
 ROOT = Path(__file__).parents[1]
@@ -55,7 +54,10 @@ def run_ranks(
         folder = Path(name)
         (folder / "argument.json").write_text(json.dumps(argument))
         program = [function, name, str(deadline_s)]
-        command = _native_command(num_ranks, program, folder) if is_native else _mpi_command(num_ranks, program)
+        command = _mpi_command(num_ranks, program)
+        if is_native:
+            script, logs, port = [__file__, *program], folder / "logs", msrun.free_port()
+            command = msrun.command_line(num_ranks, script, log_folder=logs, port=port, meet_s=60)
         code, output = _run(command, environment or {}, deadline_s, folder)
         results = [folder / f"result.{rank}.json" for rank in range(num_ranks)]
         if code != 0 or not all(path.exists() for path in results):
@@ -70,24 +72,6 @@ def _mpi_command(num_ranks: int, program: list[str]) -> list[str]:
     # tests that are killed leave no ranks behind
     tied = [sys.executable, "-m", "ascend_moe_train.cluster.tether", str(os.getpid())]
     return [*tied, str(find_mpiexec()), *here, "-n", str(num_ranks), *rank]
-
-
-def _native_command(num_ranks: int, program: list[str], folder: Path) -> list[str]:
-    """msrun, which runs a script with the first `python` on PATH."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    options = {
-        "worker_num": num_ranks,
-        "local_worker_num": num_ranks,
-        "master_addr": "127.0.0.1",
-        "master_port": port,
-        "log_dir": folder / "logs",
-        "join": True,
-        "cluster_time_out": 60,
-    }
-    msrun = Path(sysconfig.get_path("scripts")) / "msrun"
-    return [str(msrun), *(f"--{key}={value}" for key, value in options.items()), __file__, *program]
 
 
 def _run(command: list[str], extra: dict[str, str], deadline_s: float, folder: Path) -> tuple[int | None, str]:

@@ -43,6 +43,10 @@ VERBS = MappingProxyType(
             "ascend_moe_train.cli.check",
             "Find out without a device whether a run's graphs hold together, and whether installed versions fit.",
         ),
+        "selftest": (
+            "ascend_moe_train.cli.selftest",
+            "Check this machine's kernels, collectives and training, and write a page for a bug report.",
+        ),
         "config": ("ascend_moe_train.cli.config", "Show or check the configuration of a run."),
         "version": ("ascend_moe_train.cli.version", "Print the versions that a bug report needs."),
     }

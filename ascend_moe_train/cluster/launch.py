@@ -46,7 +46,9 @@ def make_job(
             raise ValueError("msrun writes logs into the folder of a run")
         own["PATH"] = msrun.path_variable(given)
         folder, meet_s = log_folder / MSRUN_FOLDER, math.ceil(deadlines.compile_s)
-        command = msrun.command_line(ranks, rank_command, log_folder=folder, port=msrun.free_port(), meet_s=meet_s)
+        command = msrun.command_line(
+            ranks, msrun.guarded(rank_command), log_folder=folder, port=msrun.free_port(), meet_s=meet_s
+        )
     return Job(
         ranks=ranks,
         starter=starter,

@@ -31,9 +31,12 @@ def check_devices(ranks: int, found: int) -> None:
         raise ConfigError(f"--ranks {ranks}: this host has {found} NPUs (/dev/davinci*), and each rank needs one")
 
 
-def command_line(ranks: int, rank_command: Sequence[str], *, log_folder: Path, port: int, meet_s: int) -> list[str]:
-    """What starts all ranks: each `rank_command` below a guard of its own. `meet_s`: how long ranks wait for each
-    other. Raises ConfigError: MindSpore is not installed."""
+def command_line(ranks: int, program: Sequence[str], *, log_folder: Path, port: int, meet_s: int) -> list[str]:
+    """What starts a program on all ranks: a script for `python`, or that word and what it is to run.
+
+    `meet_s` is how long ranks wait for each other. Each rank has its number in RANK_ID; what rank i prints goes to
+    worker_i.log in `log_folder`. Raises ConfigError: MindSpore is not installed.
+    """
     if importlib.util.find_spec("mindspore") is None:
         raise missing("mindspore")
     options = {
@@ -46,9 +49,13 @@ def command_line(ranks: int, rank_command: Sequence[str], *, log_folder: Path, p
         "cluster_time_out": meet_s,
     }
     words = [f"--{name}={value}" for name, value in options.items()]
-    # by this name: it takes any other for a script
-    guard = ["python", "-P", "-m", "ascend_moe_train.cluster.guard"]
-    return [*python(), "-m", _MODULE, *words, *guard, *rank_command]
+    return [*python(), "-m", _MODULE, *words, *program]
+
+
+def guarded(rank_command: Sequence[str]) -> list[str]:
+    """The program that runs a rank below a guard of its own."""
+    # by this name: msrun takes any other for a script
+    return ["python", "-P", "-m", "ascend_moe_train.cluster.guard", *rank_command]
 
 
 def path_variable(given: Mapping[str, str]) -> str:

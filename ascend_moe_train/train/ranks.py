@@ -78,16 +78,17 @@ def join(config: RunConfig) -> Ranks:
     TrainingError: a device that is not there."""
     if run_id() is None:
         return alone(config)
-    return _by_msrun(config) if is_by_msrun() else _by_mpi(config)
+    return _by_msrun(config) if is_by_msrun() else _ranks(config, join_by_mpi())
 
 
-def _by_mpi(config: RunConfig) -> Ranks:
+def join_by_mpi() -> Comm:
+    """All ranks that `amt launch` started, once they have met; where this one is in a collective, the launcher sees."""
     from ascend_moe_train.parallel.mpi import MpiComm
 
     comm = MpiComm()
     comm.barrier(comm.world)
     unlink_shared_memory()
-    return _ranks(config, WatchedComm(comm, _on_call))
+    return WatchedComm(comm, _on_call)
 
 
 def _by_msrun(config: RunConfig) -> Ranks:

@@ -4,7 +4,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ascend_moe_train.selftest.compare import relative_error
 from tests.oracle.arrays import F64
+
+__all__ = ["numeric_slope", "numeric_vjp", "relative_error"]
 
 
 def numeric_vjp(function: Callable[[F64], F64 | float], x: F64, d_y: F64 | float, step: float = 1e-5) -> F64:
@@ -20,13 +23,3 @@ def numeric_vjp(function: Callable[[F64], F64 | float], x: F64, d_y: F64 | float
 def numeric_slope(function: Callable[[F64], float], x: F64, direction: F64, step: float = 1e-5) -> float:
     """Return the derivative of a scalar function at x along `direction`: for arrays too large to nudge by entry."""
     return (function(x + step * direction) - function(x - step * direction)) / (2.0 * step)
-
-
-def relative_error(found: F64 | float, expected: F64 | float) -> float:
-    """Largest absolute difference over the largest absolute expected value; infinite if the shapes differ."""
-    found, expected = np.asarray(found), np.asarray(expected)
-    if found.shape != expected.shape:
-        return float("inf")
-    scale = float(np.abs(expected).max(initial=0.0))
-    worst = float(np.abs(found - expected).max(initial=0.0))
-    return worst / scale if scale > 0.0 else worst

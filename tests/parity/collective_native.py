@@ -9,28 +9,9 @@ import numpy as np
 from ascend_moe_train.parallel.agree import broadcast_json, exchange_json, max_int, sum_floats, sum_int
 from ascend_moe_train.parallel.comm import CommError, Group
 from ascend_moe_train.parallel.native import NativeOps
-from tests.parity.collective_cases import Case, cases, partition
-from tests.parity.collective_graph import graph_results
-
-GATHERED = ("float32", "float16", "int32")
-# in an order of its own, fp16 in fp16
-TOLERANCES = {"float32": 1e-6, "float16": 1e-2}
-
-
-def is_on_cpus(case: Case, n: int) -> bool:
-    """What MindSpore's collectives have on CPUs."""
-    parts = partition(case.group, n)
-    if case.group == "backwards":
-        return False
-    if len(parts) == n:
-        return case.verb != "all_to_all_v" and case.dtype != "bfloat16"
-    match case.verb:
-        case "all_reduce":
-            return case.dtype in TOLERANCES and case.how == "sum" and case.wire != "bf16"
-        case "all_gather" | "broadcast":
-            return case.dtype in GATHERED and len(parts) == 1
-        case _:
-            return case.verb == "barrier"
+from ascend_moe_train.selftest.collective_cases import cases, partition
+from ascend_moe_train.selftest.collective_graph import graph_results
+from ascend_moe_train.selftest.collective_native import TOLERANCES, is_on_cpus
 
 
 def refusals(collectives: NativeOps, group: Group) -> list[str]:

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from ascend_moe_train.parallel.comm import LocalComm
-from tests.parity.collective_graph import host_graph_results
-from tests.parity.collective_host import host_results
+from ascend_moe_train.selftest.collective_graph import host_graph_results
+from ascend_moe_train.selftest.collective_host import host_results
 from tests.ranks import run_ranks
 
 DEADLINE_S = 300.0
@@ -31,7 +31,7 @@ def test_host_on_one_rank() -> None:
 
 @pytest.mark.parametrize("n", RANKS)
 def test_host_on_mpi(n: int) -> None:
-    assert wrong_of(run_ranks(n, "tests.parity.collective_host:mpi_host", deadline_s=DEADLINE_S)) == []
+    assert wrong_of(run_ranks(n, "tests.parity.collective_mpi:on_host_arrays", deadline_s=DEADLINE_S)) == []
 
 
 def test_graph_on_one_rank() -> None:
@@ -39,13 +39,13 @@ def test_graph_on_one_rank() -> None:
 
 
 def test_graph_on_mpi_without_a_compiler() -> None:
-    found = run_ranks(2, "tests.parity.collective_graph:mpi_graph", deadline_s=DEADLINE_S, environment=NO_COMPILER)
+    found = run_ranks(2, "tests.parity.collective_mpi:in_a_graph", deadline_s=DEADLINE_S, environment=NO_COMPILER)
     assert wrong_of(found) == []
 
 
 @pytest.mark.parametrize("n", RANKS)
 def test_graph_on_mpi(n: int) -> None:
-    assert wrong_of(run_ranks(n, "tests.parity.collective_graph:mpi_graph", deadline_s=DEADLINE_S)) == []
+    assert wrong_of(run_ranks(n, "tests.parity.collective_mpi:in_a_graph", deadline_s=DEADLINE_S)) == []
 
 
 def test_native_on_cpus() -> None:

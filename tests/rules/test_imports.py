@@ -35,6 +35,7 @@ PURE = [
     "cli/mesh.py",
     "cli/out_file.py",
     "cli/schedule.py",
+    "cli/selftest.py",
     "cli/long_run.py",
     "cli/version.py",
     "train/live.py",
@@ -58,7 +59,20 @@ MAY_IMPORT = {
     "cluster": {"pure", "cluster"},
     "planner": {"pure", "parallel", "planner"},
     "train": {"pure", "model", "data", "optim", "checkpoint", "parallel", "cluster", "train"},
-    "cli": {"pure", "model", "data", "optim", "checkpoint", "parallel", "cluster", "planner", "train", "cli"},
+    "selftest": {"pure", "model", "data", "optim", "checkpoint", "parallel", "cluster", "train", "selftest"},
+    "cli": {
+        "pure",
+        "model",
+        "data",
+        "optim",
+        "checkpoint",
+        "parallel",
+        "cluster",
+        "planner",
+        "train",
+        "selftest",
+        "cli",
+    },
 }
 
 MANY_DEVICE_WORDS = re.compile(

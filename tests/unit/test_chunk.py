@@ -14,7 +14,7 @@ import pytest
 from ascend_moe_train.model.chunk import Chunk, ChunkGradient, KeepingForward, RecomputedGradient, chunk_gradient
 from ascend_moe_train.model.config import ModelConfig
 from ascend_moe_train.model.transformer import Transformer
-from tests.kernel_checks import normal
+from ascend_moe_train.selftest.kernel_cases import normal
 from tests.model_cases import CASES as MODEL_CASES
 from tests.model_cases import batch, firm_params
 from tests.model_run import CompiledModel, kernels, moe_layers, noise

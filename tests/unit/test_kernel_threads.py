@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ascend_moe_train.model.kernels import build
-from tests.kernel_checks import Array, normal
+from ascend_moe_train.selftest.kernel_cases import Array, normal
 
 THREADS = (1, 2, 3, 7)
 

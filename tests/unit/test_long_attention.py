@@ -13,7 +13,7 @@ import pytest
 from mindspore import nn, ops
 
 from ascend_moe_train.model.kernels.long_attention import BLOCK_QUERIES, SHORT_QUERIES
-from tests.kernel_checks import normal
+from ascend_moe_train.selftest.kernel_cases import normal
 from tests.model_run import kernels
 from tests.oracle.attention import attention, attention_vjp
 from tests.oracle.differences import relative_error

@@ -1,12 +1,11 @@
-"""Runs the cases of the collectives on host arrays and in a graph, on one rank. Called by the tests, and by ranks."""
+"""The cases of the collectives on host arrays, on one rank."""
 
 from typing import Any
 
 import numpy as np
 
-from ascend_moe_train.parallel.comm import Array, Comm, Group, RecordingComm
-from tests.oracle.differences import relative_error
-from tests.parity.collective_cases import (
+from ascend_moe_train.parallel.comm import Array, Comm, Group, RecordingComm, own_group
+from ascend_moe_train.selftest.collective_cases import (
     Case,
     cases,
     counts_of,
@@ -17,6 +16,7 @@ from tests.parity.collective_cases import (
     payload_of,
     rows_of,
 )
+from ascend_moe_train.selftest.compare import relative_error
 
 # elements; MPI sends small messages at once and large ones when they are wanted
 MESSAGE_SIZES = (1, 300_000, 2, 1_000_000)
@@ -25,6 +25,12 @@ MESSAGE_SIZES = (1, 300_000, 2, 1_000_000)
 def make_groups(split: Any, n: int, names: list[str]) -> dict[str, Group]:
     """Groups of the cases, by name."""
     return {name: split(name, partition(name, n)) for name in names}
+
+
+def wrong_groups(found: dict[str, Group], n: int, rank: int) -> list[str]:
+    """What is wrong with groups of the cases, by name."""
+    expected = {name: own_group(name, partition(name, n), rank, n) for name in found}
+    return [f"split: {found[name]}, not {expected[name]}" for name in found if found[name] != expected[name]]
 
 
 def called(comm: Comm, case: Case, group: Group, x: Array) -> Array:
@@ -59,13 +65,13 @@ def _around_the_ring(comm: Comm, group: Group, x: Array) -> Array:
     return comm.recv(group, x.shape, x.dtype, (group.index - 1) % group.size)
 
 
-def host_results(inner: Comm) -> dict[str, Any]:
-    """What is wrong with the verbs on host arrays."""
+def host_results(inner: Comm, verb: str | None = None) -> dict[str, Any]:
+    """What is wrong with one verb on host arrays, or with all."""
     comm = RecordingComm(inner)
     n, rank = comm.world.size, comm.rank
     by_name = make_groups(comm.split, n, groups(n))
-    wrong = []
-    for case in cases(n):
+    wrong = wrong_groups(by_name, n, rank)
+    for case in cases(n, verb):
         comm.calls.clear()
         x = input_of(case, n, rank)
         kept = x.copy()
@@ -102,11 +108,3 @@ def mixed_messages(comm: Comm) -> list[str]:
             wrong.append(f"{group.name}: {found[:1]} of {found.size}, not {x[:1]} of {x.size}")
     comm.barrier(comm.world)
     return wrong
-
-
-def mpi_host(argument: Any) -> dict[str, Any]:
-    """On an MPI rank."""
-    from ascend_moe_train.parallel.mpi import MpiComm
-
-    comm = MpiComm()
-    return {"wrong": host_results(comm)["wrong"] + mixed_messages(comm)}

@@ -1,4 +1,4 @@
-"""Cases that every backend of the collectives must pass: inputs of each rank, and results and payloads by NumPy."""
+"""Cases that every backend of the collectives must pass: inputs of each rank, results and payloads by NumPy. Pure."""
 
 import zlib
 from collections.abc import Iterator
@@ -62,8 +62,13 @@ def groups(n: int) -> list[str]:
     ]
 
 
-def cases(n: int) -> Iterator[Case]:
-    """All cases for n ranks, the same on every rank and in the same order."""
+def cases(n: int, verb: str | None = None) -> Iterator[Case]:
+    """All cases for n ranks, or those of one verb; the same on every rank and in the same order. `send` is `recv` too,
+    and `split` has no case of its own: every group is made by it."""
+    return (case for case in _all_cases(n) if verb in (None, case.verb))
+
+
+def _all_cases(n: int) -> Iterator[Case]:
     for dtype in ("float64", "float32", "float16", "int64", "int32", "bfloat16"):
         yield Case(verb="all_reduce", dtype=dtype, shape=(7, 3))
         yield Case(verb="all_reduce", dtype=dtype, shape=(3001,))

@@ -8,8 +8,17 @@ from mindspore import nn, ops
 
 from ascend_moe_train.parallel.comm import Array, Collectives, Comm, Group, Operator, RecordingComm, Tensor
 from ascend_moe_train.parallel.host_ops import HostOps
-from tests.parity.collective_cases import Case, cases, counts_of, groups, input_of, partition, payload_of, rows_of
-from tests.parity.collective_host import compared, make_groups
+from ascend_moe_train.selftest.collective_cases import (
+    Case,
+    cases,
+    counts_of,
+    groups,
+    input_of,
+    partition,
+    payload_of,
+    rows_of,
+)
+from ascend_moe_train.selftest.collective_host import compared, make_groups
 
 NUM_CALLS = 2
 
@@ -100,12 +109,12 @@ def graph_results(
     return {"wrong": wrong}
 
 
-def host_graph_results(inner: Comm) -> dict[str, Any]:
-    """The operators of host arrays, and the payloads that they show."""
+def host_graph_results(inner: Comm, verb: str | None = None) -> dict[str, Any]:
+    """What is wrong with the operators of host arrays, and with the payloads that they show; of one verb, or of all."""
     ms.set_context(mode=ms.GRAPH_MODE)
     comm = RecordingComm(inner)
     n, rank = comm.world.size, comm.rank
-    chosen = [case for case in cases(n) if case.dtype != "bfloat16"]
+    chosen = [case for case in cases(n, verb) if case.dtype != "bfloat16"]
     result = graph_results(HostOps(comm), chosen)
     found = [call.payload_bytes for call in comm.calls if call.verb not in ("split", "recv")]
     expected = [payload_of(case, n, rank) for case in chosen if _moves(case, n, rank)]
@@ -118,10 +127,3 @@ def _moves(case: Case, n: int, rank: int) -> bool:
     """A graph has no operator where there is nothing to move."""
     ranks = next(part for part in partition(case.group, n) if rank in part)
     return case.verb == "all_to_all_v" or (len(ranks) > 1 and input_of(case, n, rank).size > 0)
-
-
-def mpi_graph(argument: Any) -> dict[str, Any]:
-    """On an MPI rank."""
-    from ascend_moe_train.parallel.mpi import MpiComm
-
-    return host_graph_results(MpiComm())

@@ -1,0 +1,1 @@
+"""`amt selftest`: what this machine computes, set against what it should."""
