@@ -4,7 +4,6 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -186,10 +185,10 @@ def models_of(parallel: dict[str, Any]) -> list[str]:
 
 
 def all_cases() -> Iterator[Case]:
-    """Every layout with each model, each mode and each accumulation, two of these at a time in all their pairs. On more
-    than 2 ranks the pairs are spread over the layouts; pipelines have more accumulation and recompute in turn."""
+    """Every layout with each model, each mode and each accumulation; their pairs are spread over the layouts. Pipelines
+    have more accumulation, and recompute in turn."""
     for number, layout in enumerate(LAYOUTS):
-        num_ranks, parallel = LAYOUTS[layout]
+        parallel = LAYOUTS[layout][1]
         models = models_of(parallel)
         if parallel.get("pp", 1) > 1:
             for turn, num_micro in enumerate((1, 4, 8), number):
@@ -201,9 +200,6 @@ def all_cases() -> Iterator[Case]:
                     sequences=16,
                     recompute=("full", "none", "selective", "full, inputs kept")[(turn + number // 4) % 4],
                 )
-        elif num_ranks == 2:
-            for turn, (model, mode) in enumerate(product(models, MODES)):
-                yield Case(layout=layout, model=model, mode=mode, num_micro=1 + (turn // 2 + turn) % 2)
         else:
             for turn, model in enumerate(models):
                 mode = tuple(MODES)[(turn + number) % 2]

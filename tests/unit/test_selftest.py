@@ -170,7 +170,9 @@ def test_the_plan_for_npus(tmp_path: Path) -> None:
     assert own.options["backend"] == "native"
     assert not any("MPI" in name for name in parts)
     assert parts["training: one process, bf16"] is not None
-    assert parts["training: 8 ranks, fp32"] is None
+    together = parts["training: 8 ranks, fp32"]
+    assert together is not None
+    assert together.environment["AMT_STARTER"] == "msrun"
 
 
 @pytest.mark.parametrize(
