@@ -59,6 +59,9 @@ class RunConfig(Part):
             raise ValueError("run.precision 'bf16' is for device 'ascend': on 'cpu' use 'fp32' or 'fp16'")
         if run.device == "ascend" and run.kernels == "native":
             raise ValueError("run.kernels 'native' is for device 'cpu': on 'ascend' use 'auto' or 'portable'")
+        for key in ("overlap", "slow_links"):
+            if run.device == "ascend" and getattr(self.parallel, key):
+                raise ValueError(f"parallel.{key} is for ranks on CPUs, run.device is 'ascend': leave it out")
         if self.lora is not None:
             if run.init_from is None:
                 raise ValueError("lora adapts a trained model: run.init_from is missing, name its checkpoint")

@@ -10,6 +10,7 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
+from numpy.typing import NDArray
 
 from ascend_moe_train.cluster.rank import progress, unlink_shared_memory
 from ascend_moe_train.config import RunConfig, load_run
@@ -24,6 +25,7 @@ from ascend_moe_train.parallel.pipeline import site_of
 from ascend_moe_train.train.building import make_step
 from ascend_moe_train.train.persist import Tensors
 from ascend_moe_train.train.session import build_model
+from ascend_moe_train.train.step import TrainStep
 from benchmarks.ranks_orders import Order, Reply, serve
 
 RUN = Path(__file__).parents[1] / "examples" / "demo.yaml"
@@ -64,12 +66,7 @@ class Layout:
         self.mesh = mesh_of(config, comm.world.size)
         self.data = comm.split("dp", self.mesh.groups(("dp",)))
         self.number = 0
-        model, kernels, _ = build_model(config)
-        sharded = parallelize(model, self.mesh, config, HostOps(self.comm))
-        optimizer = AdamW(sharded.weights, config.optim, kernels, sharded.num_dims)
-        Tensors(config, placed_by(config, self.mesh, comm.rank), model, sharded, optimizer).fill_first(None, {})
-        site = site_of(config, self.mesh, self.comm) if self.mesh.pp > 1 else None
-        self.step = make_step(config, self.mesh, self.comm, model, sharded, optimizer, site)
+        self.step = training_step(config, self.mesh, self.comm)
 
     def run(self, steps: int) -> Reply:
         """Trains, from where it was. Times of a call are of one clock on all ranks."""
@@ -78,8 +75,7 @@ class Layout:
         for _ in range(steps):
             batch = own_part(global_batch(self.config, self.number), self.mesh, self.data.index)
             self.number += 1
-            optim = self.config.optim
-            control = np.array([*step_factors(optim, optim.lr, self.number), 1.0, np.inf])
+            control = control_of(self.config, self.number)
             start_s = time.monotonic()
             result = self.step(batch, self.number, control)
             step_s.append(time.monotonic() - start_s)
@@ -90,6 +86,21 @@ class Layout:
             "loss": result.loss,
             "peak_bytes": peak_bytes(),
         }
+
+
+def training_step(config: RunConfig, mesh: Mesh, comm: Comm) -> TrainStep:
+    """This rank's, as the trainer builds it, from first weights."""
+    model, kernels, _ = build_model(config)
+    sharded = parallelize(model, mesh, config, HostOps(comm))
+    optimizer = AdamW(sharded.weights, config.optim, kernels, sharded.num_dims)
+    Tensors(config, placed_by(config, mesh, comm.rank), model, sharded, optimizer).fill_first(None, {})
+    site = site_of(config, mesh, comm) if mesh.pp > 1 else None
+    return make_step(config, mesh, comm, model, sharded, optimizer, site)
+
+
+def control_of(config: RunConfig, number: int) -> NDArray[np.float64]:
+    """Of a step that counts from 1: the rate of the run, no loss scale, and no loss too high."""
+    return np.array([*step_factors(config.optim, config.optim.lr, number), 1.0, np.inf])
 
 
 def global_batch(config: RunConfig, number: int) -> Batch:

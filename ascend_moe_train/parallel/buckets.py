@@ -129,8 +129,9 @@ class Buckets:
     published: list[Bucket]
 
 
-def buckets_of(shares: Sequence[Share], bucket_bytes: int) -> Buckets:
-    """The buckets of one rank's tensors, in the order of their first use; sizes are those of fp32 elements."""
+def buckets_of(shares: Sequence[Share], bucket_bytes: int, early: frozenset[str] = frozenset()) -> Buckets:
+    """The buckets of one rank's tensors, in the order of their first use; sizes are those of fp32 elements. Those named
+    `early` are reduced in buckets of their own, before the others."""
     sizes = [ELEMENT_BYTES * share.size for share in shares]
 
     def fill(chosen: Iterable[int]) -> list[Bucket]:
@@ -143,7 +144,10 @@ def buckets_of(shares: Sequence[Share], bucket_bytes: int) -> Buckets:
     after = [i for i in trained if shares[i].form != "on_use" and shares[i].group.size > 1]
     return Buckets(
         repeated=fill(i for i in set(trained) - set(in_backward) if is_repeated(shares[i])),
-        reduced=fill(after),
+        reduced=[
+            *fill(i for i in after if shares[i].name in early),
+            *fill(i for i in after if shares[i].name not in early),
+        ],
         published=fill(i for i in after if shares[i].form == "parts"),
     )
 

@@ -36,6 +36,51 @@ class DeadlineConfig(Part):
     save_s: Seconds = 600.0
 
 
+# Of all groups of ranks that a run may have, as messages and records call them.
+GroupName = Literal[
+    "world",
+    "dp_cp_tp",
+    "stage",
+    "dp",
+    "dp_cp",
+    "loss",
+    "edp",
+    "ends",
+    "tp",
+    "kv_heads",
+    "cp",
+    "ep",
+    "etp",
+    "ep x etp",
+    "ep inside nodes",
+    "ep across nodes",
+    "pp",
+    "pp forward",
+    "pp backward",
+    "pp forward around",
+    "pp backward around",
+]
+
+
+class SlowLinksConfig(Part):
+    """To try on one machine what a slow network would do: each call of a collective among the ranks of `groups` (null
+    is all) lasts `latency_s` and its payload at `bytes_per_s` (null is no limit), or as long as it takes if that is
+    longer. It is an ideal network's figure, where all calls of all ranks are equally slow and none is in another's way.
+    """
+
+    latency_s: Annotated[float, Field(ge=0, le=60)] = 0.0
+    bytes_per_s: Annotated[float, Field(ge=1)] | None = None
+    groups: tuple[GroupName, ...] | None = None
+
+    @model_validator(mode="after")
+    def _has_effect(self) -> Self:
+        if self.latency_s == 0 and self.bytes_per_s is None:
+            raise ValueError("without latency_s or bytes_per_s it has no effect: set one, or leave it out")
+        if self.groups == ():
+            raise ValueError("groups [] has no effect: name some, or null for all")
+        return self
+
+
 # The keys of one method only.
 _OF_METHOD = {"rank": ("powersgd",), "block": ("int8", "onebit_adam"), "warmup_updates": ("onebit_adam",)}
 
@@ -81,11 +126,13 @@ class ParallelConfig(Part):
 
     `zero_stage` 1 shards the optimizer's states over data parallel ranks, 2 gradients too, 3 weights too (Rajbhandari
     et al., 2020). Gradients are reduced in buckets of `bucket_bytes`, and travel as `reduce_dtype`.
-    `offload_optimizer` keeps the optimizer's states in host memory. For `compress` see `CompressConfig`.
+    `offload_optimizer` keeps the optimizer's states in host memory. `overlap` has a thread of its own do collectives on
+    CPUs, so that gradients of blocks are summed while the backward pass goes on, and shared experts are computed while
+    tokens travel. For `compress` see `CompressConfig`.
 
     In dropless mode a rank has room for `receive_factor` times the token rows that it sends, rows beyond are counted as
     overflow; None has room for whatever may come. `hierarchical_ranks` is the number of ranks of a node: tokens are
-    then exchanged inside each node first, then across nodes.
+    then exchanged inside each node first, then across nodes. For `slow_links` see `SlowLinksConfig`.
     """
 
     pp: AxisSize = 1
@@ -102,10 +149,12 @@ class ParallelConfig(Part):
     bucket_bytes: Annotated[int, Field(gt=0)] = 25 * 2**20
     reduce_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     offload_optimizer: bool = False
+    overlap: bool = False
     compress: CompressConfig = CompressConfig()
     receive_factor: Annotated[float, Field(ge=1)] | None = None
     hierarchical_ranks: AxisSize | None = None
     deadlines: DeadlineConfig = DeadlineConfig()
+    slow_links: SlowLinksConfig | None = None
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

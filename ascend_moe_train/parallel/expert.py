@@ -23,6 +23,7 @@ from ascend_moe_train.model.kernels.protocol import Kernels
 from ascend_moe_train.model.transformer import Transformer
 from ascend_moe_train.parallel.admission import Admission, ByPosition, ByProbability, Everything, WithinBound, placed
 from ascend_moe_train.parallel.autodiff import gather_sum, scatter_sum
+from ascend_moe_train.parallel.beside import Beside
 from ascend_moe_train.parallel.comm import Collectives, Group, Tensor
 from ascend_moe_train.parallel.exchange import (
     Exchange,
@@ -37,6 +38,7 @@ from ascend_moe_train.parallel.expert_sizes import ExpertSizes
 from ascend_moe_train.parallel.figures import GlobalFigures
 from ascend_moe_train.parallel.mesh import STAGE_AXES, Mesh
 from ascend_moe_train.parallel.places import TokenOrder, token_order
+from ascend_moe_train.parallel.queued import QueuedComm
 from ascend_moe_train.parallel.tensor import blocks
 
 # row_TK and source_N of the rows to send, -1 if turned away and if empty; dropped (1,): assignments of this rank that
@@ -83,6 +85,12 @@ class ExpertDispatcher:
 
     def dispatch(self, x_TD: Tensor, expert_TK: Tensor, gate_TK: Tensor) -> tuple[Tensor, Tensor, ExpertMeta]:
         """-> tokens in the order of this rank's experts (R, D), rows per expert (L,), and what `combine` needs."""
+        x_ND, counts_PL, meta = self.outgoing(x_TD, expert_TK, gate_TK)
+        return self.incoming(self.exchange.there(x_ND, meta[3]), counts_PL, meta)
+
+    def outgoing(self, x_TD: Tensor, expert_TK: Tensor, gate_TK: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """-> rows in the order of their destinations (N, D), rows of each rank for the experts here (P, L), and the
+        first four of what `combine` needs."""
         T, K = expert_TK.shape
         if self.num_tokens != T:
             raise ValueError(f"{T} tokens for a dispatcher that was made for {self.num_tokens}")
@@ -96,10 +104,13 @@ class ExpertDispatcher:
         dropped = ops.reshape(T * K - ops.cast(ops.sum(ops.cast(is_kept_TK, ms.int32)), ms.int32), (1,))
         accepted = ops.reshape(accepted_PE, (self.ep, self.etp, self.ep, self.local))
         size_AA = added_up(accepted[:, self.etp_index], 2)
-        x_RD = self.exchange.there(self.kernels.permute(x_TD, row_TK, source_N), size_AA)
         counts_PL = accepted_PE[:, self.first : self.first + self.local]
+        return self.kernels.permute(x_TD, row_TK, source_N), counts_PL, (row_TK, source_N, dropped, size_AA)
+
+    def incoming(self, x_RD: Tensor, counts_PL: Tensor, meta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, ExpertMeta]:
+        """What `dispatch` returns, from rows in the order of their sources."""
         x_RD, row_R1, source_R = self.to_experts(x_RD, counts_PL)
-        return x_RD, added_up(counts_PL, 0), (row_TK, source_N, dropped, size_AA, row_R1, source_R)
+        return x_RD, added_up(counts_PL, 0), (*meta, row_R1, source_R)
 
     def to_experts(self, x_RD: Tensor, counts_PL: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rows in the order of their ranks -> rows in the order of experts, and the tables of that."""
@@ -113,6 +124,31 @@ class ExpertDispatcher:
         row_TK, source_N, _, size_AA, row_R1, source_R = meta
         y_RD = self.unite(moved_back(self.kernels, y_RD, row_R1, source_R))
         return self.kernels.combine(self.exchange.back(y_RD, size_AA), gate_TK, row_TK, source_N)
+
+
+class BesideDispatcher(ExpertDispatcher):
+    """One that has something else computed while rows are on their way."""
+
+    def __init__(self, *arguments: Any, beside: Beside, **others: Any) -> None:
+        super().__init__(*arguments, **others)
+        self.beside = beside
+
+    def dispatch_beside(
+        self, x_TD: Tensor, expert_TK: Tensor, gate_TK: Tensor, other: Any
+    ) -> tuple[Tensor, Tensor, ExpertMeta, Tensor]:
+        """The same, and other(x_TD), computed while rows are on their way."""
+        x_ND, counts_PL, meta = self.outgoing(x_TD, expert_TK, gate_TK)
+        x_RD, found = self.beside.there(x_ND, meta[3], x_TD, other)
+        return *self.incoming(x_RD, counts_PL, meta), found
+
+    def combine_beside(
+        self, y_RD: Tensor, gate_TK: Tensor, meta: ExpertMeta, u: Tensor, other: Any
+    ) -> tuple[Tensor, Tensor]:
+        """The same, and other(u), computed while rows are on their way."""
+        row_TK, source_N, _, size_AA, row_R1, source_R = meta
+        y_RD = self.unite(moved_back(self.kernels, y_RD, row_R1, source_R))
+        y_ND, found = self.beside.back(y_RD, size_AA, u, other)
+        return self.kernels.combine(y_ND, gate_TK, row_TK, source_N), found
 
 
 def make_dispatcher(
@@ -145,7 +181,11 @@ def make_dispatcher(
     elif ep.size > 1:
         exchange = FlatExchange(collectives, ep, sizes.send_rows, sizes.receive_rows)
     admission = _admission(config, sizes, mesh, stage, order, collectives, kernels)
-    return ExpertDispatcher(sizes, ep, etp, collectives, exchange=exchange, admission=admission, kernels=kernels)
+    parts: dict[str, Any] = {"exchange": exchange, "admission": admission, "kernels": kernels}
+    if isinstance(exchange, FlatExchange) and isinstance(collectives.comm, QueuedComm):
+        beside = Beside(collectives.comm, ep, sizes.send_rows, sizes.receive_rows)
+        return BesideDispatcher(sizes, ep, etp, collectives, beside=beside, **parts)
+    return ExpertDispatcher(sizes, ep, etp, collectives, **parts)
 
 
 def _node_groups(mesh: Mesh, collectives: Collectives, inside: int) -> tuple[Group, Group]:
@@ -206,7 +246,7 @@ def apply_expert(model: Transformer, mesh: Mesh, config: RunConfig, collectives:
         moe, sizes, mesh, stage, order, collectives, layers[0].dispatcher.kernels, parallel.hierarchical_ranks
     )
     for layer in layers:
-        layer.dispatcher = dispatcher
+        layer.dispatcher, layer.is_beside = dispatcher, isinstance(dispatcher, BesideDispatcher)
 
 
 def _at(place_T: NDArray[np.int32]) -> Callable[[int], Tensor]:

@@ -189,7 +189,7 @@ class GatheringKernels:
 
 def gathered_names(model: Transformer) -> set[str]:
     """The weights that can be in parts only."""
-    return {f"{place}.{attribute}" for place, _, attribute in _gathered(model)}
+    return {f"{place}.{attribute}" for place, _, attribute in gathered(model)}
 
 
 def gather_on_use(
@@ -207,7 +207,7 @@ def gather_on_use(
     made: dict[str, _Weight] = {}
     by_cell: dict[str, list[_Weight]] = {}
     cells = dict(model.cells_and_names())
-    for place, cell, attribute in list(_gathered(model)):
+    for place, cell, attribute in list(gathered(model)):
         name = f"{place}.{attribute}"
         share = shares[name]
         if share.form != "on_use":
@@ -224,7 +224,7 @@ def gather_on_use(
     return {name: _uses(name, model, shares[name].is_trained, *passes(name)) for name in made}
 
 
-def _gathered(model: Transformer) -> list[tuple[str, Any, str]]:
+def gathered(model: Transformer) -> list[tuple[str, Any, str]]:
     """(place, cell, attribute) of each weight that is here and can be in parts only."""
     return [
         (place, cell, attribute)

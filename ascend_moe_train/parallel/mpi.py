@@ -43,6 +43,8 @@ class MpiComm:
     def __init__(self) -> None:
         world = MPI.COMM_WORLD
         self.rank: int = world.rank
+        # one thread at a time, whichever it is
+        self.takes_any_thread: bool = MPI.Query_thread() >= MPI.THREAD_SERIALIZED
         self.world = Group(name="world", ranks=tuple(range(world.size)), index=world.rank)
         self._communicators = {(self.world.name, self.world.ranks): world}
         self._scratch = np.empty(0, np.uint8)

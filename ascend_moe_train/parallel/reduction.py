@@ -17,6 +17,7 @@ from ascend_moe_train.model.each import for_each, picked
 from ascend_moe_train.parallel.buckets import Bucket, Share
 from ascend_moe_train.parallel.comm import Collectives, Tensor, Wire
 from ascend_moe_train.parallel.compressed import LowRankBucket, TwoStageBucket
+from ascend_moe_train.parallel.early import AwaitedBucket, EarlySums
 from ascend_moe_train.parallel.flat import Apart, joined
 from ascend_moe_train.parallel.scaled import summing
 from ascend_moe_train.parallel.zero_costs import ZeroPlan
@@ -135,16 +136,18 @@ class ShardedReduction(nn.Cell):
         weights: Mapping[int, Any],
         figure_weights: Sequence[float],
         leaves_momenta: bool = False,
+        early: EarlySums | None = None,
     ) -> None:
         """`parts` are what the optimizer updates of the tensors in parts, in their order, if that is on the device;
         `weights` what the model reads of them, by their place among the trained. `leaves_momenta`: gradients whose
-        momenta are sent stay as they are, and their squares count as if all ranks had the same."""
+        momenta are sent stay as they are, and their squares count as if all ranks had the same. `early` has the
+        sums of the plan's early buckets."""
         super().__init__()
         shares, buckets, wire = plan.trained, plan.buckets, plan.wire
         self.in_micro, self.num_figures = plan.stage > 1, len(figure_weights)
         self.repeated = nn.CellList([_RepeatedBucket(b, shares, collectives, wire) for b in buckets.repeated])
         reduced = [bucket for bucket in buckets.reduced if not (leaves_momenta and plan.sends_momenta(bucket))]
-        self.reduced = nn.CellList([_reducer(plan, bucket, collectives) for bucket in reduced])
+        self.reduced = nn.CellList([_reducer(plan, bucket, collectives, early) for bucket in reduced])
         self.repeated_order = _order(buckets.repeated, len(shares))
         self.reduced_order = _order(reduced, len(shares))
         self.cuts = tuple(
@@ -214,8 +217,10 @@ class ShardedReduction(nn.Cell):
         return ops.depend(done, after)
 
 
-def _reducer(plan: ZeroPlan, bucket: Bucket, collectives: Collectives) -> nn.Cell:
+def _reducer(plan: ZeroPlan, bucket: Bucket, collectives: Collectives, early: EarlySums | None) -> nn.Cell:
     shares = plan.trained
+    if early is not None and plan.is_early(bucket):
+        return AwaitedBucket(bucket, shares, early)
     if plan.is_compressed(bucket):
         match plan.compress.method:
             case "int8":

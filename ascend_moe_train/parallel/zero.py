@@ -28,8 +28,11 @@ from ascend_moe_train.parallel.buckets import CLASSES, Bucket, Form, Share, shar
 from ascend_moe_train.parallel.comm import Collectives, Comm, Tensor, Wire
 from ascend_moe_train.parallel.compressed import TwoStage
 from ascend_moe_train.parallel.cuts import GROUP_AXES, gradient_groups
+from ascend_moe_train.parallel.early import EarlySums
 from ascend_moe_train.parallel.gather import gather_on_use, gathered_names
-from ascend_moe_train.parallel.mesh import Mesh
+from ascend_moe_train.parallel.meeting import early_names, start_early
+from ascend_moe_train.parallel.mesh import Mesh, num_micro
+from ascend_moe_train.parallel.queued import QueuedComm
 from ascend_moe_train.parallel.recomputed import passes
 from ascend_moe_train.parallel.reduction import ShardedReduction
 from ascend_moe_train.parallel.shards import Placement, repeat_groups
@@ -159,6 +162,7 @@ def apply_zero(
     weights = dict(model.weights())
     shares = _shares(model, placed, mesh, config, collectives)
     wire = _WIRES[parallel.reduce_dtype]
+    comm = _queue(config, mesh, collectives)
     plan = ZeroPlan(
         stage=parallel.zero_stage,
         shares=tuple(shares.values()),
@@ -169,14 +173,19 @@ def apply_zero(
         wire=wire,
         offload=parallel.offload_optimizer,
         compress=parallel.compress,
+        early=frozenset() if comm is None else frozenset(early_names(model, shares)),
     )
+    early = None
+    if comm is not None and plan.early:
+        early = EarlySums([b for b in plan.buckets.reduced if plan.is_early(b)], plan.trained, comm, wire)
+        start_early(model, early)
     kept = dict(model.weights())
     own = {share.name: _own(share, plan.offload) for share in plan.trained if plan.offload or share.form == "parts"}
     return Sharded(
         plan,
         kept=kept,
         own=own,
-        reduction=_reduction(plan, kept, own, mesh, collectives),
+        reduction=_reduction(plan, kept, own, mesh, collectives, early=early),
         momenta=_momenta(plan, kept, own, mesh, collectives),
         num_dims={name: len(placed[name].shape) for name in plan.names},
     )
@@ -266,6 +275,7 @@ def _reduction(
     collectives: Collectives,
     *,
     leaves_momenta: bool = False,
+    early: EarlySums | None = None,
 ) -> Reduction:
     """Cross entropy is a sum over sequences and their parts, equal on tp ranks, and of the last stage; balance and z
     loss are sums over stages, equal on all ranks of each; what is dropped adds up."""
@@ -280,4 +290,15 @@ def _reduction(
         weights={i: kept[name] for i, name in in_parts.items()},
         figure_weights=(of_loss, of_loss, of_all, of_all, 1.0),
         leaves_momenta=leaves_momenta,
+        early=early,
     )
+
+
+def _queue(config: RunConfig, mesh: Mesh, collectives: Collectives) -> QueuedComm | None:
+    """Whose thread sums gradients while the backward pass goes on, if they are summed in the graph of that pass, and as
+    they are."""
+    parallel = config.parallel
+    is_same_graph = mesh.pp == 1 and (parallel.zero_stage > 1 or num_micro(config.batch, mesh) == 1)
+    is_plain = parallel.compress.method == "none" and parallel.reduce_dtype != "fp16"
+    comm = collectives.comm
+    return comm if isinstance(comm, QueuedComm) and is_same_graph and is_plain else None

@@ -45,7 +45,8 @@ class Uses:
 @dataclass(frozen=True, kw_only=True)
 class ZeroPlan:
     """What one rank does. `shares` are of all weights that it holds, in the order of their first use; `names` those of
-    what is trained in the whole model, `uses` of what is put together on use."""
+    what is trained in the whole model, `uses` of what is put together on use, `early` names what is reduced while the
+    backward pass goes on."""
 
     stage: int
     shares: tuple[Share, ...]
@@ -56,6 +57,7 @@ class ZeroPlan:
     wire: Wire | None = None
     offload: bool = False
     compress: CompressConfig = NOT_COMPRESSED
+    early: frozenset[str] = frozenset()
 
     def is_compressed(self, bucket: Bucket) -> bool:
         """Whether its sum, or that of its momenta, is of less than all bits: dense weights that all ranks have."""
@@ -74,7 +76,11 @@ class ZeroPlan:
     @property
     def buckets(self) -> Buckets:
         """Of the places among the trained."""
-        return buckets_of(self.trained, self.bucket_bytes)
+        return buckets_of(self.trained, self.bucket_bytes, self.early)
+
+    def is_early(self, bucket: Bucket) -> bool:
+        """Whether it is reduced while the backward pass goes on."""
+        return self.trained[bucket[0]].name in self.early
 
 
 def zero_bytes(plan: ZeroPlan, num_micro: int) -> ZeroBytes:

@@ -14,7 +14,7 @@ from ascend_moe_train.strict_yaml import Value
 
 # what of section `parallel` a plan does not choose, and so leaves as it was
 MAX_IMBALANCE = 100_000
-KEPT = ("bucket_bytes", "reduce_dtype", "receive_factor", "deadlines")
+KEPT = ("bucket_bytes", "reduce_dtype", "receive_factor", "deadlines", "overlap", "slow_links")
 
 
 def planned(

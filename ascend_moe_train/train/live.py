@@ -38,13 +38,15 @@ def loss_figures(record: StepRecord) -> Figures:
 
 
 def speed_figures(record: StepRecord) -> Figures:
-    """Throughput, memory and time left of a step, as text by label."""
+    """Throughput, memory, share of waiting for other ranks, and time left of a step, as text by label."""
     rate = record.tokens_per_s
+    waits = record.comm_exposed_s
     return {
         "tokens/s": f"{rate:,.0f}" if math.isfinite(rate) else UNKNOWN,
         "model": format_flops_per_s(record.model_flops_per_s),
         "MFU": format_share(record.mfu),
         "memory": format_bytes(record.memory_bytes),
+        **({} if waits is None or not record.step_s else {"waits": format_share(waits / record.step_s)}),
         "left": format_seconds(record.eta_s),
     }
 

@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, Validation
 
 from ascend_moe_train.closing import Closing
 from ascend_moe_train.errors import MetricsError
+from ascend_moe_train.parallel.spans import CommTotal, StepComm
 
 MAX_LINE_BYTES = 64 * 2**20
 MAX_LOAD_VALUES = 2**18
@@ -40,7 +41,9 @@ class StepRecord:
     their coefficients.
     `mfu` is `model_flops_per_s` over the device's peak, None when the peak is unknown. `load` holds each MoE layer's
     share of assignments per expert (each layer sums to 1); it is empty in steps that do not record it. `drop_rate` is
-    dropped over routed assignments. `memory_bytes` is resident memory, `eta_s` the time left.
+    dropped over routed assignments. `memory_bytes` is resident memory, `eta_s` the time left. `comm_s` is what the
+    first rank's collectives took, `comm_exposed_s` how long its step waited for them, both None where that is not
+    known; `comm` has them by verb and group, in runs that list them.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
@@ -68,6 +71,9 @@ class StepRecord:
     memory_bytes: Count
     eta_s: Number
     mtp_loss: float | None = None
+    comm_s: float | None = None
+    comm_exposed_s: float | None = None
+    comm: tuple[CommTotal, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +190,7 @@ class StepMeter:
     flops_per_token: float
     peak_flops_per_s: float | None
     smoother: Smoother
+    lists_comm: bool = False
 
     def __post_init__(self) -> None:
         # Compilation and cold caches make the first step slow: a short memory forgets it within a few steps.
@@ -205,6 +212,7 @@ class StepMeter:
         loss_scale: float | None,
         skipped: bool,
         mtp_loss: float | None = None,
+        comm: StepComm | None = None,
     ) -> StepRecord:
         """The record of one step that took `step_s` seconds and dropped `dropped` of `counts_LE.sum()` assignments."""
         load = expert_load(counts_LE)
@@ -235,6 +243,9 @@ class StepMeter:
             memory_bytes=resident_bytes(),
             eta_s=max(self.total_steps - step, 0) * self._step_s.update(step_s),
             mtp_loss=mtp_loss,
+            comm_s=None if comm is None else comm.total_s,
+            comm_exposed_s=None if comm is None else comm.exposed_s,
+            comm=comm.calls if comm is not None and self.lists_comm else (),
         )
 
 

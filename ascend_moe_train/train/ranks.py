@@ -1,16 +1,24 @@
 """This process among those that train a run together. Pure: MPI and MindSpore only come with other processes."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ascend_moe_train.cluster.rank import Progress, is_by_msrun, progress, run_id, unlink_shared_memory
 from ascend_moe_train.config import RunConfig
 from ascend_moe_train.data.loader import Batch
+from ascend_moe_train.errors import ConfigError
 from ascend_moe_train.parallel.agree import broadcast_json, exchange_json, max_int, sum_floats
 from ascend_moe_train.parallel.comm import Collectives, Comm, Group, LocalComm
+from ascend_moe_train.parallel.config import SlowLinksConfig
 from ascend_moe_train.parallel.mesh import Mesh, mesh_of
 from ascend_moe_train.parallel.places import own_part
+from ascend_moe_train.parallel.queued import QueuedComm
+from ascend_moe_train.parallel.slow import SlowComm
+from ascend_moe_train.parallel.spans import Spans, TimedComm
 from ascend_moe_train.parallel.watched import WatchedComm
+
+if TYPE_CHECKING:
+    from ascend_moe_train.parallel.mpi import MpiComm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +35,8 @@ class Ranks:
     """The ranks whose losses add up to that of all sequences."""
     progress: Progress
     """Where this rank says what it is at."""
+    spans: Spans | None = None
+    """What this rank's collectives take and move; None where that is not known."""
 
     @property
     def is_first(self) -> bool:
@@ -78,23 +88,58 @@ def join(config: RunConfig) -> Ranks:
     TrainingError: a device that is not there."""
     if run_id() is None:
         return alone(config)
-    return _by_msrun(config) if is_by_msrun() else _ranks(config, join_by_mpi())
+    return _by_msrun(config) if is_by_msrun() else _by_mpi(config)
 
 
 def join_by_mpi() -> Comm:
     """All ranks that `amt launch` started, once they have met; where this one is in a collective, the launcher sees."""
+    return WatchedComm(_met(), _on_call)
+
+
+def _met() -> "MpiComm":
     from ascend_moe_train.parallel.mpi import MpiComm
 
     comm = MpiComm()
     comm.barrier(comm.world)
     unlink_shared_memory()
-    return WatchedComm(comm, _on_call)
+    return comm
+
+
+def _by_mpi(config: RunConfig) -> Ranks:
+    comm = _met()
+    spans, slowed = Spans(), _slowed(comm, config.parallel.slow_links)
+    if config.parallel.overlap:
+        if not comm.takes_any_thread:
+            raise ConfigError(
+                "parallel.overlap true: this MPI is for one thread only (MPI_THREAD_SERIALIZED is missing)"
+            )
+        timed = WatchedComm(TimedComm(slowed, spans.ran), _on_call)
+        return _ranks(config, QueuedComm(timed, spans.waited), spans=spans)
+
+    def on_span(verb: str, group_name: str, payload_bytes: int, seconds: float) -> None:
+        spans.ran(verb, group_name, payload_bytes, seconds)
+        spans.waited(seconds)
+
+    return _ranks(config, WatchedComm(TimedComm(slowed, on_span), _on_call), spans=spans)
+
+
+def _slowed(comm: Comm, links: SlowLinksConfig | None) -> Comm:
+    if links is None:
+        return comm
+    return SlowComm(comm, latency_s=links.latency_s, bytes_per_s=links.bytes_per_s, groups=links.groups)
 
 
 def _by_msrun(config: RunConfig) -> Ranks:
     from ascend_moe_train.parallel.native import NativeOps
     from ascend_moe_train.train.session import set_device
 
+    parallel = config.parallel
+    for key, value in {"overlap": parallel.overlap, "slow_links": parallel.slow_links}.items():
+        if value:
+            raise ConfigError(
+                f"parallel.{key} is for ranks that talk through MPI, these talk by MindSpore's own means (msrun): "
+                "leave it out"
+            )
     set_device(config.run.device, config.ascend)
     device = NativeOps()
     return _ranks(config, WatchedComm(device.comm, _on_call), device)
@@ -107,7 +152,7 @@ def _on_call(verb: str, group_name: str, number: int, done: bool) -> None:
         progress().enter(verb, group_name, number)
 
 
-def _ranks(config: RunConfig, comm: Comm, device: Collectives | None = None) -> Ranks:
+def _ranks(config: RunConfig, comm: Comm, device: Collectives | None = None, spans: Spans | None = None) -> Ranks:
     mesh = mesh_of(config, comm.world.size)
     return Ranks(
         comm=comm,
@@ -116,4 +161,5 @@ def _ranks(config: RunConfig, comm: Comm, device: Collectives | None = None) -> 
         data=comm.split("dp", mesh.groups(("dp",))),
         counting=comm.split("loss", mesh.groups(("pp", "dp", "cp"))),
         progress=progress(),
+        spans=spans,
     )

@@ -40,6 +40,8 @@ STEP_SERIES = (
     "loss_scale",
     "drop_rate",
     "memory_bytes",
+    "comm_s",
+    "comm_exposed_s",
 )
 LAYER_SERIES = ("load_cv", "load_max_over_mean", "dead_experts")
 

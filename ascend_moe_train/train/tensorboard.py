@@ -65,6 +65,8 @@ def _step_scalars(record: StepRecord) -> dict[str, float | None]:
         "speed/model_flops_per_s": record.model_flops_per_s,
         "speed/mfu": record.mfu,
         "speed/memory_bytes": record.memory_bytes,
+        "speed/comm_s": record.comm_s,
+        "speed/comm_exposed_s": record.comm_exposed_s,
     }
     if record.mtp_loss is not None:
         scalars["loss/mtp"] = record.mtp_loss

@@ -105,6 +105,7 @@ class Trainer:
             flops_per_token=run_flops_per_token(self.config.model, self.config.lora, self.config.data.seq_len),
             peak_flops_per_s=peak_flops_per_s,
             smoother=Smoother(total=self.state.smooth_total, weight=self.state.smooth_weight),
+            lists_comm=self.config.run.log_comm,
         )
 
     def _is_asked_to_stop(self, stop: StopRequest) -> bool:
@@ -122,6 +123,8 @@ class Trainer:
     def _one_step(self, meter: StepMeter) -> StepInfo:
         config, state = self.config, self.state
         start_s = time.perf_counter()
+        if self.ranks.spans is not None:
+            self.ranks.spans.take()
         batch = self.loader.batch(state.step)
         lr = learning_rate(config.optim, state.step, config.run.steps)
         limit = spike_limit(config.guard, state)
@@ -158,6 +161,7 @@ class Trainer:
             loss_scale=state.loss_scale.scale if self._scales_loss else None,
             skipped=not result.applied,
             mtp_loss=result.mtp_loss if config.model.mtp is not None else None,
+            comm=None if self.ranks.spans is None else self.ranks.spans.take(),
         )
         smooth = {"smooth_total": meter.smoother.total, "smooth_weight": meter.smoother.weight}
         self.state = self.state.model_copy(update=smooth)

@@ -32,6 +32,7 @@ def overrides(*more: str) -> list[str]:
     return [word for setting in (*SETTINGS, *more) for word in ("--set", setting)]
 
 
+@pytest.mark.parametrize("overlap", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("what", "phase", "step", "code", "message"),
     [
@@ -54,12 +55,12 @@ def overrides(*more: str) -> list[str]:
     ],
 )
 def test_a_rank_that_fails_ends_all(
-    what: str, phase: str, step: int, code: int, message: str, tmp_path: Path, small_corpus: Path
+    what: str, phase: str, step: int, code: int, message: str, overlap: bool, tmp_path: Path, small_corpus: Path
 ) -> None:
     run_yaml = write_run(tmp_path, small_corpus)
     fault = json.dumps({"rank": 2, "phase": phase, "step": step, "what": what})
     run_dir = tmp_path / "run"
-    arguments = ("train", "--json", str(run_yaml), *overrides())
+    arguments = ("train", "--json", str(run_yaml), *overrides(f"parallel.overlap={str(overlap).lower()}"))
     with launch_module(4, run_dir, "tests.rank_faults", fault, *arguments, step_s=STEP_S) as launched:
         deadline_s = time.monotonic() + TIMEOUT_S
         while len(_steps(run_dir)) < step - 1:

@@ -125,12 +125,15 @@ class Case:
     recompute: str = "none"
     by_device: bool = False
     """Whether messages between stages are operators, as on a device, rather than arrays of the host."""
+    overlap: bool = False
 
     @property
     def name(self) -> str:
         """As the tests call it."""
         words = [self.layout or "one process", self.model, self.mode, f"{self.num_micro} micro-batches", self.recompute]
-        return ", ".join([*words, *(["messages by operators"] if self.by_device else [])])
+        return ", ".join(
+            [*words, *(["messages by operators"] if self.by_device else []), *(["overlap"] if self.overlap else [])]
+        )
 
     @property
     def num_ranks(self) -> int:
@@ -140,11 +143,13 @@ class Case:
     @property
     def reference(self) -> "Case":
         """The same training in one process."""
-        return replace(self, layout=None, recompute="none", by_device=False)
+        return replace(self, layout=None, recompute="none", by_device=False, overlap=False)
 
     def run(self) -> RunConfig:
         """The run file that a user would write."""
         parallel = LAYOUTS[self.layout][1] if self.layout is not None else {}
+        if self.overlap:  # in small buckets, so that there are some in every block
+            parallel = {**parallel, "overlap": True, "bucket_bytes": 4096}
         axes = {axis: parallel.get(axis, 1) for axis in ("tp", "pp", "cp")}
         dp = self.num_ranks // (axes["tp"] * axes["pp"] * axes["cp"])
         model = (MODELS | DEEP)[self.model]

@@ -18,6 +18,7 @@ from ascend_moe_train.parallel.comm import Comm, LocalComm, RecordingComm
 from ascend_moe_train.parallel.host_ops import HostOps
 from ascend_moe_train.parallel.mesh import Mesh, mesh_of, num_micro
 from ascend_moe_train.parallel.pipeline import site_of
+from ascend_moe_train.parallel.queued import QueuedComm
 from ascend_moe_train.parallel.zero import check_adds_up
 from ascend_moe_train.parallel.zero_costs import zero_traffic
 from ascend_moe_train.train.building import make_step
@@ -40,24 +41,25 @@ def on_rank(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def train(case: Case, comm: Comm | None = None) -> dict[str, Any]:
+def train(case: Case, given: Comm | None = None) -> dict[str, Any]:
     """Figures of each step; this rank's pieces of all saved tensors after the first and the last; its collectives, and
     the payload of those of gradients and weights as it should be."""
     config = case.run()
-    inner = comm or LocalComm()
+    inner = given or LocalComm()
     recording = RecordingComm(inner)
+    comm = QueuedComm(recording) if config.parallel.overlap else recording
     mesh = mesh_of(config, recording.world.size)
     data = inner.split("dp", mesh.groups(("dp",)))
     ms.set_seed(0)
     model, kernels, _ = build_model(config)
-    collectives = HostOps(recording)
+    collectives = HostOps(comm)
     sharded = parallelize(model, mesh, config, collectives)
     optimizer = AdamW(sharded.weights, config.optim, kernels, sharded.num_dims)
     placed = placed_by(config, mesh, recording.rank)
     check_adds_up(sharded.plan, placed, inner)
     tensors = Tensors(config, placed, model, sharded, optimizer)
     tensors.fill_first(None, {})
-    site = site_of(config, mesh, recording, collectives if case.by_device else None) if mesh.pp > 1 else None
+    site = site_of(config, mesh, comm, collectives if case.by_device else None) if mesh.pp > 1 else None
     step = make_step(config, mesh, inner, model, sharded, optimizer, site)
     figures, pieces, calls = [], {}, []
     for number in range(STEPS):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from ascend_moe_train.parallel.spans import StepComm
 from ascend_moe_train.train.live import LiveView, plain_line, sparkline
 from tests.unit.test_metrics import evaluation, meter, step
 
@@ -43,6 +44,11 @@ def test_dense_model_has_no_expert_figures() -> None:
 def test_multi_token_prediction_is_shown_where_there_is_some() -> None:
     assert "mtp loss 3.2500" in plain_line(step(1, mtp_loss=3.25), 10)
     assert "mtp" not in plain_line(step(1), 10)
+
+
+def test_waiting_for_other_ranks_is_shown_where_it_is_known() -> None:
+    assert "waits 25.0 %" in plain_line(step(1, comm=StepComm(total_s=1.5, exposed_s=0.5, calls=())), 10)
+    assert "waits" not in plain_line(step(1), 10)
 
 
 def test_without_terminal_one_line_every_log_every() -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from ascend_moe_train.errors import MetricsError
+from ascend_moe_train.parallel.spans import CommTotal, StepComm
 from ascend_moe_train.train import metrics
 from ascend_moe_train.train.metrics import EvalRecord, JsonlWriter, Smoother, StepMeter, StepRecord, read_records
 
@@ -83,6 +84,19 @@ def test_step_record_figures() -> None:
 
 def test_unknown_peak_is_not_guessed() -> None:
     assert step(1, meter(peak_flops_per_s=None)).mfu is None
+
+
+def test_what_collectives_took_is_listed_on_demand(tmp_path: Path) -> None:
+    calls = (CommTotal(verb="all_reduce", group="dp_cp", calls=2, payload_bytes=8, total_s=0.25),)
+    comm = StepComm(total_s=0.25, exposed_s=0.125, calls=calls)
+    totals, listed, alone = step(1, comm=comm), step(2, meter(lists_comm=True), comm=comm), step(3)
+    assert [(each.comm_s, each.comm_exposed_s, each.comm) for each in (totals, listed, alone)] == [
+        (0.25, 0.125, ()),
+        (0.25, 0.125, calls),
+        (None, None, ()),
+    ]
+    write(tmp_path / "metrics.jsonl", totals, listed, alone)
+    assert list(read_records(tmp_path / "metrics.jsonl")) == [totals, listed, alone]
 
 
 def test_large_model_records_load_now_and_then() -> None:

@@ -60,6 +60,10 @@ MISTAKES = [
         "parallel.reduce_dtype: \"bf61\" is not allowed: must be 'fp32', 'bf16' or 'fp16' (did you",
     ),
     (["deadlines.step_s=0"], "parallel.deadlines.step_s: 0 is not allowed: must be greater than 0"),
+    (["slow_links={}"], "parallel.slow_links: without latency_s or bytes_per_s it has no effect: set one, or leave"),
+    (["slow_links.latency_s=1", "slow_links.groups=[]"], "parallel.slow_links: groups [] has no effect: name some"),
+    (["slow_links.latency_s=1", "slow_links.groups=[edq]"], 'parallel.slow_links.groups.0: "edq" is not all'),
+    (["slow_links.latency_s=61"], "parallel.slow_links.latency_s: 61 is not allowed: must be at most 60"),
     (["sequence_parallel=true"], "parallel: sequence_parallel true needs tp ranks to split tokens over, and tp is 1"),
     (["receive_factor=2.0"], "parallel: receive_factor 2.0 has no effect with ep 1: leave it out"),
     (["ep=2", "receive_factor=0.5"], "parallel.receive_factor: 0.5 is not allowed: must be at least 1"),
@@ -117,6 +121,10 @@ OTHER_SECTIONS = [
         ],
         "parallel.cp 3: context 'ulysses' shares out model.num_kv_heads 2, which neither divides by it nor divides it: "
         "use 2 or 6",
+    ),
+    (
+        ["parallel.slow_links.latency_s=1", "run.device=ascend"],
+        "parallel.slow_links is for ranks on CPUs, run.device is 'ascend': leave it out",
     ),
     (
         ["parallel.tp=2", "lora={}", "run.init_from=x"],

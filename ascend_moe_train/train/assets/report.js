@@ -28,6 +28,10 @@ const CHARTS = [
   { title: "Loss scale", format: SCALED, log: 4, lines: [["loss_scale", "loss scale", "main"]] },
   { title: "Throughput", unit: "tokens/s", format: SCALED, zero: true, lines: [["tokens_per_s", "tokens/s", "main"]] },
   { title: "Memory", unit: "resident bytes", format: SCALED, zero: true, lines: [["memory_bytes", "bytes", "main"]] },
+  {
+    title: "Communication", unit: "seconds a step, first rank", format: PLAIN, zero: true,
+    lines: [["comm_s", "all", "main"], ["comm_exposed_s", "waited for", "second"]],
+  },
   { title: "Load variation", unit: "deviation / mean", format: PLAIN, zero: true, range: RANGE, lines: [["load_cv", "mean of layers", "main"]] },
   { title: "Busiest expert", unit: "load / mean", format: PLAIN, range: RANGE, lines: [["load_max_over_mean", "mean of layers", "main"]] },
   { title: "Dead experts", unit: "per layer", format: PLAIN, zero: true, range: RANGE, lines: [["dead_experts", "mean of layers", "main"]] },

@@ -1,0 +1,93 @@
+"""How long collectives of a step take, how long the step waits for them, and what they move.
+
+Pure.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field
+
+from ascend_moe_train.parallel.comm import Comm, Group, ObservedComm
+
+Count = Annotated[int, Field(ge=0, le=2**53)]
+Seconds = Annotated[float, Field(ge=0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommTotal:
+    """All calls of a verb in a group. `payload_bytes` is the verb's payload on this rank (see `comm.Comm`), `total_s`
+    what the calls took, with what this rank waited in them for others to come."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+
+    verb: str
+    group: str
+    calls: Count
+    payload_bytes: Count
+    total_s: Seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepComm:
+    """Of one step on one rank. `total_s` is the sum over all calls, `exposed_s` how long the step stood still for
+    them; `calls` are added up by verb and group, in the order of their first."""
+
+    total_s: float
+    exposed_s: float
+    calls: tuple[CommTotal, ...]
+
+
+class Spans:
+    """Adds up what is told of calls, from any thread, until it is taken."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ran: dict[tuple[str, str], tuple[int, int, float]] = {}
+        self._exposed_s = 0.0
+
+    def ran(self, verb: str, group_name: str, payload_bytes: int, seconds: float) -> None:
+        """A call is over, which took so long."""
+        with self._lock:
+            calls, moved, total_s = self._ran.get((verb, group_name), (0, 0, 0.0))
+            self._ran[verb, group_name] = calls + 1, moved + payload_bytes, total_s + seconds
+
+    def waited(self, seconds: float) -> None:
+        """The step has stood still for a call for so long."""
+        with self._lock:
+            self._exposed_s += seconds
+
+    def take(self) -> StepComm:
+        """What has been told since this was called last."""
+        with self._lock:
+            ran, exposed_s = self._ran, self._exposed_s
+            self._ran, self._exposed_s = {}, 0.0
+        calls = tuple(
+            CommTotal(verb=verb, group=group, calls=count, payload_bytes=moved, total_s=total_s)
+            for (verb, group), (count, moved, total_s) in ran.items()
+        )
+        return StepComm(total_s=sum(each.total_s for each in calls), exposed_s=exposed_s, calls=calls)
+
+
+class TimedComm(ObservedComm):
+    """Tells `on_span` of every call that moves something or waits for others: verb, group's name, payload in bytes,
+    seconds."""
+
+    def __init__(
+        self,
+        inner: Comm,
+        on_span: Callable[[str, str, int, float], None],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        super().__init__(inner)
+        self._on_span, self._clock = on_span, clock
+
+    def _observe(self, verb: str, group: Group, payload: int, call: Callable[[], Any]) -> Any:
+        start_s = self._clock()
+        result = call()
+        if verb != "split" and group.size > 1:
+            self._on_span(verb, group.name, payload, self._clock() - start_s)
+        return result
