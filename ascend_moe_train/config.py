@@ -62,6 +62,11 @@ class RunConfig(Part):
         for key in ("overlap", "slow_links"):
             if run.device == "ascend" and getattr(self.parallel, key):
                 raise ValueError(f"parallel.{key} is for ranks on CPUs, run.device is 'ascend': leave it out")
+        if (wire := self.parallel.expert_wire) in ("fp16", "bf16") and run.precision != "fp32":
+            raise ValueError(
+                f"parallel.expert_wire '{wire}' has no effect with run.precision '{run.precision}', whose rows have 2 "
+                "bytes already: leave it out, or use 'int8'"
+            )
         if self.lora is not None:
             if run.init_from is None:
                 raise ValueError("lora adapts a trained model: run.init_from is missing, name its checkpoint")

@@ -25,16 +25,20 @@ class Codec(Protocol):
 
 
 class Int8Blocks:
-    """Each element as the nearest of 255 multiples of a step, which is the block's largest magnitude / 127."""
+    """Each element as the nearest of 255 multiples of a step, which is the block's largest magnitude / 127. A block
+    with a number that is not finite has none that is."""
 
     def __init__(self) -> None:
-        self.one = ms.Tensor(1.0, ms.float32)
+        # primitives, which backward passes may call
+        self.max, self.abs, self.sum = ops.ReduceMax(), ops.Abs(), ops.ReduceSum()
+        self.select, self.ones_like = ops.Select(), ops.OnesLike()
 
     def encode(self, x_KB: Tensor) -> tuple[Tensor, Tensor]:
         """See Codec."""
-        scale_K = ops.amax(ops.abs(x_KB), 1) / LARGEST
+        # a maximum on CPUs passes NaN over, and a code has none
+        scale_K = self.max(self.abs(x_KB), 1) / LARGEST + self.sum(x_KB * 0.0, 1)
         # of a block of zeros
-        step_K = ops.select(scale_K > 0, scale_K, ops.broadcast_to(self.one, scale_K.shape))
+        step_K = self.select(scale_K > 0, scale_K, self.ones_like(scale_K))
         return ops.cast(ops.round(x_KB / ops.reshape(step_K, (-1, 1))), ms.int8), scale_K
 
     def decode(self, codes: Tensor, scale_K: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any
 from mindspore import nn, ops
 
 from ascend_moe_train.parallel.comm import Collectives, Group, Operator, Tensor
+from ascend_moe_train.parallel.rows_wire import AsTheyAre, RowsWire
 from ascend_moe_train.parallel.shaping import identity
 
 # the primitive: ops.zeros_like is a graph of its own, which MindSpore loses where a gradient is taken inside another
@@ -37,16 +38,17 @@ class _Pair(nn.Cell):
 
 
 class _ExchangeRows(nn.Cell):
-    def __init__(self, collectives: Collectives, group: Group, rows: int, rows_back: int) -> None:
+    def __init__(self, collectives: Collectives, group: Group, rows: int, rows_back: int, wire: RowsWire) -> None:
         super().__init__()
+        self.wire = wire
         self.forward = collectives.all_to_all_v(group, rows)
         self.backward = collectives.all_to_all_v(group, rows_back)
 
     def construct(self, x: Tensor, send_n: Tensor, recv_n: Tensor) -> Tensor:
-        return self.forward(x, send_n, recv_n)
+        return self.wire.moved(self.forward, x, send_n, recv_n)
 
     def bprop(self, x: Tensor, send_n: Tensor, recv_n: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
-        dx = self.backward(ops.depend(dout, out), recv_n, send_n)
+        dx = self.wire.moved(self.backward, ops.depend(dout, out), recv_n, send_n)
         return dx, zeros_like(send_n), zeros_like(recv_n)
 
 
@@ -96,12 +98,15 @@ def exchange(collectives: Collectives, group: Group) -> Operator:
     return _pair(group, collectives.all_to_all(group), collectives.all_to_all(group))
 
 
-def exchange_rows(collectives: Collectives, group: Group, rows: int, rows_back: int) -> Operator:
+def exchange_rows(
+    collectives: Collectives, group: Group, rows: int, rows_back: int, wire: RowsWire | None = None
+) -> Operator:
     """all_to_all_v | all_to_all_v with counts swapped: op(x, send_n, recv_n), (rows_back, ...) -> (rows, ...).
 
     Rows of x after the first sum(send_n) go nowhere and get a gradient of zero. Never the identity: rows after those
-    that are received are zero in a group of one rank too."""
-    return _ExchangeRows(collectives, group, rows, rows_back)
+    that are received are zero in a group of one rank too. Rows and their gradients move as `wire` says; of its rounding
+    the gradient knows nothing."""
+    return _ExchangeRows(collectives, group, rows, rows_back, wire or AsTheyAre())
 
 
 def _pair(group: Group, forward: Operator, backward: Operator, moves_back: bool = True) -> Operator:

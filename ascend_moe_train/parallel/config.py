@@ -22,6 +22,7 @@ AXES_ELSEWHERE: Mapping[str, str] = MappingProxyType(
 )
 MAX_RANKS = 2**20  # each is gone through, so that more would take for ever
 
+ExpertWire = Literal["fp16", "bf16", "int8"]  # see parallel/rows_wire.py
 ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]  # see parallel/schedule.py
 AxisSize = Annotated[int, Field(gt=0, le=MAX_RANKS)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -132,7 +133,10 @@ class ParallelConfig(Part):
 
     In dropless mode a rank has room for `receive_factor` times the token rows that it sends, rows beyond are counted as
     overflow; None has room for whatever may come. `hierarchical_ranks` is the number of ranks of a node: tokens are
-    then exchanged inside each node first, then across nodes. For `slow_links` see `SlowLinksConfig`.
+    then exchanged inside each node first, then across nodes. Token rows and their gradients travel to experts and
+    back as `expert_wire` says: fp16 or int8 with a scale for each row, or bf16; None is as activations are. They
+    travel and are computed in `expert_chunks`, each of as many experts of every rank. For `slow_links` see
+    `SlowLinksConfig`.
     """
 
     pp: AxisSize = 1
@@ -153,6 +157,8 @@ class ParallelConfig(Part):
     compress: CompressConfig = CompressConfig()
     receive_factor: Annotated[float, Field(ge=1)] | None = None
     hierarchical_ranks: AxisSize | None = None
+    expert_wire: ExpertWire | None = None
+    expert_chunks: AxisSize = 1
     deadlines: DeadlineConfig = DeadlineConfig()
     slow_links: SlowLinksConfig | None = None
 
@@ -166,8 +172,11 @@ class ParallelConfig(Part):
         self._check_compression()
         if self.context != "ring" and self.cp == 1:
             raise ValueError(f"context '{self.context}' has no effect with cp 1: leave it out, or set cp")
-        if self.receive_factor is not None and self.ep == 1:
-            raise ValueError(f"receive_factor {self.receive_factor} has no effect with ep 1: leave it out")
+        for key in ("receive_factor", "expert_wire"):
+            if (value := getattr(self, key)) is not None and self.ep == 1:
+                raise ValueError(f"{key} {value!r} has no effect with ep 1: leave it out")
+        if self.expert_chunks > 1:
+            self._check_chunks()
         if self.hierarchical_ranks is not None:
             self._check_nodes(self.hierarchical_ranks)
         return self
@@ -203,6 +212,15 @@ class ParallelConfig(Part):
                     f"compress.method '{method}' with {key} {found}: it compresses sums of gradients that are whole on "
                     f"every rank, in fp32; set {key} to {value}, or compress.method to 'none'"
                 )
+
+    def _check_chunks(self) -> None:
+        if self.ep == 1:
+            raise ValueError(f"expert_chunks {self.expert_chunks} has no effect with ep 1: leave it out")
+        if self.zero_stage == 3:
+            raise ValueError(
+                f"expert_chunks {self.expert_chunks} with zero_stage 3 would put all weights of a rank's experts "
+                "together for each chunk: use zero_stage 2, or leave it out"
+            )
 
     def _check_nodes(self, ranks: int) -> None:
         """A node holds whole experts' ranks, more than one and not all of an expert-parallel group."""
@@ -243,6 +261,7 @@ def check_parallel(
     tokens = batch.micro_sequences * seq_len // parallel.cp if model.moe or parallel.sequence_parallel else None
     _refuse("tp", parallel.tp, lambda size: _against_tp(size, model, tokens))
     _refuse("ep", parallel.ep, lambda size: _against_ep(size, model))
+    _refuse("expert_chunks", parallel.expert_chunks, lambda size: _against_chunks(size, model, parallel.ep))
     _refuse("etp", parallel.etp, lambda size: _against_etp(size, model))
     if parallel.context == "ulysses":
         _refuse(
@@ -352,6 +371,14 @@ def _against_ep(ep: int, model: ModelConfig) -> str | None:
         return "the model has no experts (model.moe is null)"
     return (
         f"model.moe.num_experts {model.moe.num_experts} does not divide by it" if model.moe.num_experts % ep else None
+    )
+
+
+def _against_chunks(chunks: int, model: ModelConfig, ep: int) -> str | None:
+    if model.moe is None or (local := model.moe.num_experts // ep) % chunks == 0:
+        return None
+    return (
+        f"the {local} experts of a rank (model.moe.num_experts {model.moe.num_experts} / ep {ep}) do not divide by it"
     )
 
 

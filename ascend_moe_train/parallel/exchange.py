@@ -15,6 +15,7 @@ from ascend_moe_train.model.kernels.constants import numbers
 from ascend_moe_train.model.kernels.protocol import Kernels
 from ascend_moe_train.parallel.autodiff import exchange_rows
 from ascend_moe_train.parallel.comm import Collectives, Group, Tensor
+from ascend_moe_train.parallel.rows_wire import RowsWire
 
 
 def added_up(x: Tensor, dim: int) -> Tensor:
@@ -64,6 +65,37 @@ def _shifted(size_S: Tensor, shift_S: Tensor, rows: int) -> Tensor:
     return numbers(rows) + ops.gather(shift_S, ops.cast(segment_R, ms.int32), 0)
 
 
+class ChunkedRows:
+    """Rows in the order of experts -> rows in the order of chunks, ep ranks, and experts, each chunk with empty rows
+    behind it.
+
+    C chunks of n rows each, M = C n rows of all, J experts of a chunk over all ranks.
+    """
+
+    def __init__(self, num_experts: int, ep: int, chunks: int, chunk_rows: int) -> None:
+        self.chunks, self.chunk_rows = chunks, chunk_rows
+        order_E = np.arange(num_experts, dtype=np.int32).reshape(ep, chunks, -1).transpose(1, 0, 2).reshape(-1)
+        self.order_E, self.place_E = ms.Tensor(order_E), ms.Tensor(np.argsort(order_E).astype(np.int32))
+        # what is behind a chunk comes from before the first row: from nowhere
+        self.rest_C1 = ms.Tensor(np.full((chunks, 1), chunks * chunk_rows, np.int32))
+
+    def places(self, expert_TK: Tensor, row_TK: Tensor, source_N: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor]:
+        """Tables of `Kernels.permute`, row (T, K) and source (N,), and rows of each expert -> the same with chunks,
+        (T, K) and (M,)."""
+        C = self.chunks
+        size_CJ = ops.reshape(ops.gather(counts_E, self.order_E, 0), (C, -1))
+        rest_C1 = self.chunk_rows - ops.expand_dims(added_up(size_CJ, 1), 1)
+        size_S = ops.reshape(ops.concat((size_CJ, rest_C1), 1), (-1,))
+        start_CJ = ops.reshape(_starts(size_S), (C, -1))[:, :-1]
+        shift_E = ops.gather(ops.reshape(start_CJ, (-1,)), self.place_E, 0) - _starts(counts_E)
+        shift_CJ = ops.reshape(ops.gather(shift_E, self.order_E, 0), (C, -1))
+        shift_S = ops.reshape(ops.concat((shift_CJ, self.rest_C1), 1), (-1,))
+        before_M = _shifted(size_S, -shift_S, C * self.chunk_rows)
+        source_M = ops.gather(source_N, ops.maximum(before_M, ops.zeros_like(before_M)), 0)
+        source_M = ops.select(before_M >= 0, source_M, ops.full_like(source_M, -1))
+        return ops.select(row_TK >= 0, row_TK + ops.gather(shift_E, expert_TK, 0), row_TK), source_M
+
+
 def moved_back(kernels: Kernels, x_RD: Tensor, row_R1: Tensor, source_R: Tensor) -> Tensor:
     """What `permute` with these tables of `Regrouping` moved, where it was."""
     return kernels.permute(x_RD, ops.expand_dims(source_R, 1), ops.squeeze(row_R1, 1))
@@ -95,10 +127,12 @@ class FlatExchange:
     """One all_to_all_v each way. Payload of a rank: the rows it has for others and itself, the same of their gradient
     on the way back; and the rows that others have for it, on the way there and back."""
 
-    def __init__(self, collectives: Collectives, group: Group, send_rows: int, receive_rows: int) -> None:
+    def __init__(
+        self, collectives: Collectives, group: Group, send_rows: int, receive_rows: int, wire: RowsWire
+    ) -> None:
         self.index = group.index
-        self._there = exchange_rows(collectives, group, receive_rows, send_rows)
-        self._back = exchange_rows(collectives, group, send_rows, receive_rows)
+        self._there = exchange_rows(collectives, group, receive_rows, send_rows, wire)
+        self._back = exchange_rows(collectives, group, send_rows, receive_rows, wire)
 
     def there(self, x_ND: Tensor, size_AA: Tensor) -> Tensor:
         """See Exchange."""
@@ -111,7 +145,8 @@ class FlatExchange:
 
 class TwoStepExchange:
     """First inside the node, to the rank with the destination's place there, then across nodes: fewer and larger
-    messages leave a node (HetuMoE: Nie et al., 2022, arXiv 2203.14685). Row for row the same as `FlatExchange`.
+    messages leave a node (HetuMoE: Nie et al., 2022, arXiv 2203.14685). Row for row the same as `FlatExchange`; a wire
+    of fewer bits rounds in each step what the one before has rounded, which changes next to nothing.
 
     Shape letters: I ranks inside a node, O nodes; A = O * I, and `inside` and `across` are groups of I and O ranks.
     """
@@ -125,16 +160,17 @@ class TwoStepExchange:
         send_rows: int,
         middle_rows: int,
         receive_rows: int,
+        wire: RowsWire,
     ) -> None:
         self.kernels = kernels
         self.I, self.O, self.i, self.o = inside.size, across.size, inside.index, across.index
         self.send_rows, self.middle_rows = send_rows, middle_rows
         self.by_place = Regrouping([o * self.I + i for i in range(self.I) for o in range(self.O)])
         self.by_node = Regrouping([i * self.O + o for o in range(self.O) for i in range(self.I)])
-        self._inside_there = exchange_rows(collectives, inside, middle_rows, send_rows)
-        self._inside_back = exchange_rows(collectives, inside, send_rows, middle_rows)
-        self._across_there = exchange_rows(collectives, across, receive_rows, middle_rows)
-        self._across_back = exchange_rows(collectives, across, middle_rows, receive_rows)
+        self._inside_there = exchange_rows(collectives, inside, middle_rows, send_rows, wire)
+        self._inside_back = exchange_rows(collectives, inside, send_rows, middle_rows, wire)
+        self._across_there = exchange_rows(collectives, across, receive_rows, middle_rows, wire)
+        self._across_back = exchange_rows(collectives, across, middle_rows, receive_rows, wire)
 
     def there(self, x_ND: Tensor, size_AA: Tensor) -> Tensor:
         """See Exchange."""

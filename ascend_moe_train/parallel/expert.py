@@ -6,10 +6,11 @@ of its width; further copies (edp) serve other tokens. P = ep * etp ranks in a r
 mesh.py.
 
 Shape letters: see model/kernels/protocol.py; and P as above, L experts of a rank (E / ep), A ranks of an ep group,
-R rows that a rank has room for.
+R rows that a rank has room for; C chunks of a rank's experts.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import mindspore as ms
@@ -22,10 +23,11 @@ from ascend_moe_train.model.config import MoEConfig
 from ascend_moe_train.model.kernels.protocol import Kernels
 from ascend_moe_train.model.transformer import Transformer
 from ascend_moe_train.parallel.admission import Admission, ByPosition, ByProbability, Everything, WithinBound, placed
-from ascend_moe_train.parallel.autodiff import gather_sum, scatter_sum
+from ascend_moe_train.parallel.autodiff import InOrder, gather_sum, scatter_sum
 from ascend_moe_train.parallel.beside import Beside
 from ascend_moe_train.parallel.comm import Collectives, Group, Tensor
 from ascend_moe_train.parallel.exchange import (
+    ChunkedRows,
     Exchange,
     FlatExchange,
     NoExchange,
@@ -36,24 +38,30 @@ from ascend_moe_train.parallel.exchange import (
 )
 from ascend_moe_train.parallel.expert_sizes import ExpertSizes
 from ascend_moe_train.parallel.figures import GlobalFigures
+from ascend_moe_train.parallel.host_ops import HostOps
 from ascend_moe_train.parallel.mesh import STAGE_AXES, Mesh
 from ascend_moe_train.parallel.places import TokenOrder, token_order
 from ascend_moe_train.parallel.queued import QueuedComm
+from ascend_moe_train.parallel.rows_wire import AsTheyAre, RowsWire, rows_wire
 from ascend_moe_train.parallel.tensor import blocks
 
+# rows exchanged (A, A); and row_R1 and source_R, from the order of ranks to that of experts
+Way = tuple[Tensor, Tensor, Tensor]
 # row_TK and source_N of the rows to send, -1 if turned away and if empty; dropped (1,): assignments of this rank that
-# were turned away; size_AA rows exchanged; row_R1 and source_R from the order of ranks to that of experts.
-ExpertMeta = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+# were turned away; and the way of the rows, or of each chunk's
+ExpertMeta = tuple[Tensor, Tensor, Tensor, Any]
 
 
 class ExpertDispatcher:
     """`dispatch.LocalDispatcher` over ranks: the experts of this rank see what all tokens of P ranks have for them, in
     the order of the ranks and of their tokens.
 
-    Payload in bytes of one layer, forward and backward, with rows of D * itemsize bytes, of which a rank sends n and
-    receives m: that of its admission; all_to_all_v over ep of 2 * (n + m) rows (`TwoStepExchange`: 2 * (n + q) rows
-    inside the node and 2 * (q + m) across nodes, with q rows in the middle); over etp all_gather of 2 * R rows and
-    reduce_scatter of 2 * etp * R rows. Groups of one rank move nothing.
+    Payload in bytes of one layer, forward and backward, of which a rank sends n rows and receives m: that of its
+    admission; all_to_all_v over ep of 2 * (n + m) rows (`TwoStepExchange`: 2 * (n + q) rows inside the node and
+    2 * (q + m) across nodes, with q rows in the middle), of `expert_sizes.row_bytes` each; over etp all_gather of 2 * R
+    rows and reduce_scatter of 2 * etp * R rows, of D * itemsize bytes each. Groups of one rank move nothing.
+
+    `sizes` and `exchange` are those of a chunk.
     """
 
     def __init__(
@@ -70,8 +78,8 @@ class ExpertDispatcher:
         self.kernels, self.exchange, self.admission = kernels, exchange, admission
         self.num_tokens, self.num_experts = sizes.num_tokens, sizes.num_experts
         self.ep, self.etp, self.etp_index = sizes.ep, sizes.etp, etp.index
-        self.local = sizes.num_experts // sizes.ep
-        self.first = ep.index * self.local
+        self.local, self.of_rank = sizes.local, sizes.num_experts // sizes.ep
+        self.first = ep.index * self.of_rank
         self.receive_rows, self.expert_rows = sizes.receive_rows, sizes.expert_rows
         self.spread, self.unite = gather_sum(collectives, etp), scatter_sum(collectives, etp)
         # from (etp, ep, expert) to expert, and (ep, etp) within it, which is the order of the ranks
@@ -83,14 +91,19 @@ class ExpertDispatcher:
         ]
         self.by_expert = Regrouping(order, num_blocks=self.etp)
 
-    def dispatch(self, x_TD: Tensor, expert_TK: Tensor, gate_TK: Tensor) -> tuple[Tensor, Tensor, ExpertMeta]:
+    def dispatch(self, x_TD: Tensor, expert_TK: Tensor, gate_TK: Tensor) -> tuple[Any, Any, ExpertMeta]:
         """-> tokens in the order of this rank's experts (R, D), rows per expert (L,), and what `combine` needs."""
-        x_ND, counts_PL, meta = self.outgoing(x_TD, expert_TK, gate_TK)
-        return self.incoming(self.exchange.there(x_ND, meta[3]), counts_PL, meta)
+        row_TK, source_N, dropped, accepted_PE = self.admitted(expert_TK, gate_TK)
+        x_RD, way = self.there(0, self.kernels.permute(x_TD, row_TK, source_N), accepted_PE)
+        return x_RD, self.counts(accepted_PE), (row_TK, source_N, dropped, way)
 
-    def outgoing(self, x_TD: Tensor, expert_TK: Tensor, gate_TK: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """-> rows in the order of their destinations (N, D), rows of each rank for the experts here (P, L), and the
-        first four of what `combine` needs."""
+    def combine(self, y_RD: Any, gate_TK: Tensor, meta: ExpertMeta) -> Tensor:
+        """Weighted sum of a token's expert outputs: (R, D) -> (T, D)."""
+        row_TK, source_N, _, way = meta
+        return self.kernels.combine(self.back(y_RD, way), gate_TK, row_TK, source_N)
+
+    def admitted(self, expert_TK: Tensor, gate_TK: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """-> row_TK and source_N in the order of experts, dropped (1,), and accepted_PE of each rank."""
         T, K = expert_TK.shape
         if self.num_tokens != T:
             raise ValueError(f"{T} tokens for a dispatcher that was made for {self.num_tokens}")
@@ -102,28 +115,40 @@ class ExpertDispatcher:
         if not self.admission.admits_all:
             row_TK, source_N = placed(self.kernels, expert_TK, gate_TK, is_kept_TK, self.num_experts)
         dropped = ops.reshape(T * K - ops.cast(ops.sum(ops.cast(is_kept_TK, ms.int32)), ms.int32), (1,))
-        accepted = ops.reshape(accepted_PE, (self.ep, self.etp, self.ep, self.local))
-        size_AA = added_up(accepted[:, self.etp_index], 2)
-        counts_PL = accepted_PE[:, self.first : self.first + self.local]
-        return self.kernels.permute(x_TD, row_TK, source_N), counts_PL, (row_TK, source_N, dropped, size_AA)
+        return row_TK, source_N, dropped, accepted_PE
 
-    def incoming(self, x_RD: Tensor, counts_PL: Tensor, meta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, ExpertMeta]:
-        """What `dispatch` returns, from rows in the order of their sources."""
-        x_RD, row_R1, source_R = self.to_experts(x_RD, counts_PL)
-        return x_RD, added_up(counts_PL, 0), (*meta, row_R1, source_R)
+    def counts(self, accepted_PE: Tensor) -> Tensor:
+        """Rows of each of this rank's experts (L,)."""
+        return added_up(accepted_PE[:, self.first : self.first + self.of_rank], 0)
 
-    def to_experts(self, x_RD: Tensor, counts_PL: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows in the order of their ranks -> rows in the order of experts, and the tables of that."""
+    def there(self, chunk: int, x_ND: Tensor, accepted_PE: Tensor) -> tuple[Tensor, Way]:
+        """Rows in the order of their ranks -> rows of a chunk's experts, in their order."""
+        size_AA = self.exchanged(chunk, accepted_PE)
+        return self.to_experts(chunk, self.exchange.there(x_ND, size_AA), accepted_PE, size_AA)
+
+    def exchanged(self, chunk: int, accepted_PE: Tensor) -> Tensor:
+        """Rows of a chunk that ranks of the ep group exchange: (A, A)."""
+        first = chunk * self.local
+        accepted = ops.reshape(accepted_PE, (self.ep, self.etp, self.ep, self.of_rank))
+        return added_up(accepted[:, self.etp_index, :, first : first + self.local], 2)
+
+    def to_experts(self, chunk: int, x_RD: Tensor, accepted_PE: Tensor, size_AA: Tensor) -> tuple[Tensor, Way]:
+        """Rows in the order of their sources -> those of a chunk's experts, in their order."""
+        first = self.first + chunk * self.local
+        counts_PL = accepted_PE[:, first : first + self.local]
         by_block = ops.transpose(ops.reshape(counts_PL, (self.ep, self.etp, self.local)), (1, 0, 2))
         size_QS = ops.reshape(by_block, (self.etp, self.ep * self.local))
         row_R1, source_R = self.by_expert.places(size_QS, self.receive_rows, self.expert_rows)
-        return self.kernels.permute(self.spread(x_RD), row_R1, source_R), row_R1, source_R
+        return self.kernels.permute(self.spread(x_RD), row_R1, source_R), (size_AA, row_R1, source_R)
 
-    def combine(self, y_RD: Tensor, gate_TK: Tensor, meta: ExpertMeta) -> Tensor:
-        """Weighted sum of a token's expert outputs: (R, D) -> (T, D)."""
-        row_TK, source_N, _, size_AA, row_R1, source_R = meta
-        y_RD = self.unite(moved_back(self.kernels, y_RD, row_R1, source_R))
-        return self.kernels.combine(self.exchange.back(y_RD, size_AA), gate_TK, row_TK, source_N)
+    def from_experts(self, y_RD: Tensor, way: Way) -> Tensor:
+        """Rows in the order of experts -> in the order of their sources."""
+        _, row_R1, source_R = way
+        return self.unite(moved_back(self.kernels, y_RD, row_R1, source_R))
+
+    def back(self, y_RD: Tensor, way: Way) -> Tensor:
+        """Rows in the order of experts -> where they were before `there`."""
+        return self.exchange.back(self.from_experts(y_RD, way), way[0])
 
 
 class BesideDispatcher(ExpertDispatcher):
@@ -137,18 +162,90 @@ class BesideDispatcher(ExpertDispatcher):
         self, x_TD: Tensor, expert_TK: Tensor, gate_TK: Tensor, other: Any
     ) -> tuple[Tensor, Tensor, ExpertMeta, Tensor]:
         """The same, and other(x_TD), computed while rows are on their way."""
-        x_ND, counts_PL, meta = self.outgoing(x_TD, expert_TK, gate_TK)
-        x_RD, found = self.beside.there(x_ND, meta[3], x_TD, other)
-        return *self.incoming(x_RD, counts_PL, meta), found
+        row_TK, source_N, dropped, accepted_PE = self.admitted(expert_TK, gate_TK)
+        size_AA = self.exchanged(0, accepted_PE)
+        x_RD, found = self.beside.there(self.kernels.permute(x_TD, row_TK, source_N), size_AA, x_TD, other)
+        x_RD, way = self.to_experts(0, x_RD, accepted_PE, size_AA)
+        return x_RD, self.counts(accepted_PE), (row_TK, source_N, dropped, way), found
 
     def combine_beside(
         self, y_RD: Tensor, gate_TK: Tensor, meta: ExpertMeta, u: Tensor, other: Any
     ) -> tuple[Tensor, Tensor]:
         """The same, and other(u), computed while rows are on their way."""
-        row_TK, source_N, _, size_AA, row_R1, source_R = meta
-        y_RD = self.unite(moved_back(self.kernels, y_RD, row_R1, source_R))
-        y_ND, found = self.beside.back(y_RD, size_AA, u, other)
+        row_TK, source_N, _, way = meta
+        y_ND, found = self.beside.back(self.from_experts(y_RD, way), way[0], u, other)
         return self.kernels.combine(y_ND, gate_TK, row_TK, source_N), found
+
+
+class ChunkedDispatcher(ExpertDispatcher):
+    """The same with rows in C chunks, each of as many experts of every rank, so that one can travel while another is
+    computed. An expert sees the same rows in the same order, so that all sums are made in the same order.
+
+    All chunks travel to their experts, one after the other, then all back; in the backward pass in reverse. Payload:
+    the same, with R rows for each chunk.
+    """
+
+    def __init__(
+        self,
+        sizes: ExpertSizes,
+        ep: Group,
+        etp: Group,
+        collectives: Collectives,
+        *,
+        exchange: Exchange,
+        admission: Admission,
+        kernels: Kernels,
+    ) -> None:
+        super().__init__(sizes, ep, etp, collectives, exchange=exchange, admission=admission, kernels=kernels)
+        self.chunks, self.in_order = sizes.chunks, InOrder()
+        self.own = ep.index * self.etp + etp.index
+        self.rows = ChunkedRows(self.num_experts, self.ep, sizes.chunks, sizes.send_rows)
+        self.apart, self.joined = ops.Split(0, sizes.chunks), ops.Concat(0)
+        chunk_L = np.arange(self.of_rank) // self.local
+        self.is_of_chunk = tuple(ms.Tensor((chunk_L == chunk).astype(np.int32)) for chunk in range(sizes.chunks))
+
+    def dispatch(self, x_TD: Tensor, expert_TK: Tensor, gate_TK: Tensor) -> tuple[Any, Any, ExpertMeta]:
+        """-> for each chunk tokens in the order of experts (R, D), and rows per expert (L,), none of other chunks'
+        experts; and what `combine` needs."""
+        row_TK, source_N, dropped, accepted_PE = self.admitted(expert_TK, gate_TK)
+        row_TK, source_M = self.rows.places(expert_TK, row_TK, source_N, accepted_PE[self.own])
+        rows = self.apart(self.kernels.permute(x_TD, row_TK, source_M))
+        last, way = self.there(0, rows[0], accepted_PE)
+        x_RD: tuple[Tensor, ...] = ()
+        ways: tuple[Way, ...] = (way,)
+        for chunk in range(1, self.chunks):
+            last, x_ND = self.in_order(last, rows[chunk])
+            x_RD = (*x_RD, last)
+            last, way = self.there(chunk, x_ND, accepted_PE)
+            ways = (*ways, way)
+        counts_L = self.counts(accepted_PE)
+        counts = tuple([counts_L * is_of_chunk_L for is_of_chunk_L in self.is_of_chunk])
+        return (*x_RD, last), counts, (row_TK, source_M, dropped, ways)
+
+    def combine(self, y_RD: Any, gate_TK: Tensor, meta: ExpertMeta) -> Tensor:
+        """Weighted sum of a token's expert outputs, (R, D) for each chunk: -> (T, D)."""
+        row_TK, source_M, _, ways = meta
+        last = self.back(y_RD[0], ways[0])
+        rows: tuple[Tensor, ...] = ()
+        for chunk in range(1, self.chunks):
+            last, y_ND = self.in_order(last, y_RD[chunk])
+            rows = (*rows, last)
+            last = self.back(y_ND, ways[chunk])
+        return self.kernels.combine(self.joined((*rows, last)), gate_TK, row_TK, source_M)
+
+
+def in_chunks(chunks: int) -> Callable[..., Any]:
+    """The port `MoE.compute` of a `ChunkedDispatcher`: nothing travels back before all rows have come."""
+    in_order = InOrder()
+
+    def compute(experts: Any, x_RD: Any, counts_L: Any) -> Any:
+        last, y_RD = in_order(x_RD[chunks - 1], experts(x_RD[0], counts_L[0]))
+        found: tuple[Any, ...] = (y_RD,)
+        for chunk in range(1, chunks - 1):
+            found = (*found, experts(x_RD[chunk], counts_L[chunk]))
+        return (*found, experts(last, counts_L[chunks - 1]))
+
+    return compute
 
 
 def make_dispatcher(
@@ -160,14 +257,20 @@ def make_dispatcher(
     collectives: Collectives,
     kernels: Kernels,
     hierarchical_ranks: int | None = None,
+    wire: RowsWire | None = None,
+    chunks: int = 1,
 ) -> ExpertDispatcher:
-    """That of this rank, of the ranks of its stage. Every rank makes it, with the same arguments.
+    """That of this rank, of the ranks of its stage. Every rank makes it, with the same arguments; `chunks` tells in how
+    many rows travel, for which `MoE.compute` must be `in_chunks`.
 
-    `hierarchical_ranks` of P in a row are a node, which several ep ranks share: rows then travel in two steps.
+    `hierarchical_ranks` of P in a row are a node, which several ep ranks share: rows then travel in two steps. `wire`
+    is how rows move; without one, as they are.
     """
+    wire = wire or AsTheyAre()
     ep = collectives.split("ep", mesh.groups(("ep",)))
     etp = collectives.split("etp", mesh.groups(("etp",)))
     exchange: Exchange = NoExchange()
+    whole, sizes = sizes, replace(sizes, chunks=chunks)
     if hierarchical_ranks is not None:
         inside = hierarchical_ranks // mesh.etp
         exchange = TwoStepExchange(
@@ -177,12 +280,16 @@ def make_dispatcher(
             send_rows=sizes.send_rows,
             middle_rows=sizes.middle_rows(inside),
             receive_rows=sizes.receive_rows,
+            wire=wire,
         )
     elif ep.size > 1:
-        exchange = FlatExchange(collectives, ep, sizes.send_rows, sizes.receive_rows)
-    admission = _admission(config, sizes, mesh, stage, order, collectives, kernels)
+        exchange = FlatExchange(collectives, ep, sizes.send_rows, sizes.receive_rows, wire)
+    admission = _admission(config, whole, mesh, stage, order, collectives, kernels)
     parts: dict[str, Any] = {"exchange": exchange, "admission": admission, "kernels": kernels}
-    if isinstance(exchange, FlatExchange) and isinstance(collectives.comm, QueuedComm):
+    if chunks > 1:
+        return ChunkedDispatcher(sizes, ep, etp, collectives, **parts)
+    is_plain = isinstance(exchange, FlatExchange) and isinstance(wire, AsTheyAre)
+    if is_plain and isinstance(collectives.comm, QueuedComm):
         beside = Beside(collectives.comm, ep, sizes.send_rows, sizes.receive_rows)
         return BesideDispatcher(sizes, ep, etp, collectives, beside=beside, **parts)
     return ExpertDispatcher(sizes, ep, etp, collectives, **parts)
@@ -243,10 +350,21 @@ def apply_expert(model: Transformer, mesh: Mesh, config: RunConfig, collectives:
         return
     sizes = ExpertSizes.of(moe, mesh, num_tokens, parallel.receive_factor)
     dispatcher = make_dispatcher(
-        moe, sizes, mesh, stage, order, collectives, layers[0].dispatcher.kernels, parallel.hierarchical_ranks
+        moe,
+        sizes,
+        mesh,
+        stage,
+        order,
+        collectives,
+        layers[0].dispatcher.kernels,
+        parallel.hierarchical_ranks,
+        rows_wire(parallel.expert_wire, on_host=isinstance(collectives, HostOps)),
+        parallel.expert_chunks,
     )
     for layer in layers:
         layer.dispatcher, layer.is_beside = dispatcher, isinstance(dispatcher, BesideDispatcher)
+        if parallel.expert_chunks > 1:
+            layer.compute = in_chunks(parallel.expert_chunks)
 
 
 def _at(place_T: NDArray[np.int32]) -> Callable[[int], Tensor]:

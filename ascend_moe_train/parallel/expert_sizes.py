@@ -6,12 +6,28 @@ from typing import Self
 
 from ascend_moe_train.model.config import MoEConfig
 from ascend_moe_train.model.counts import expert_capacity
+from ascend_moe_train.parallel.config import ExpertWire
 from ascend_moe_train.parallel.mesh import STAGE_AXES, Mesh
+
+SCALE_BYTES = 4
+
+
+def row_bytes(hidden: int, activation_bytes: int, wire: ExpertWire | None) -> int:
+    """Of a token row on its way, with its scale."""
+    match wire:
+        case "bf16":
+            return 2 * hidden
+        case "fp16":
+            return 2 * hidden + SCALE_BYTES
+        case "int8":
+            return hidden + SCALE_BYTES
+    return activation_bytes * hidden
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertSizes:
-    """Fixed sizes of the experts' region on every rank. `num_tokens` are those of one rank."""
+    """Fixed sizes of the experts' region on a rank. `num_tokens` are those of one rank. With several chunks, of what
+    travels and is computed at once, for some experts of every rank."""
 
     num_tokens: int
     top_k: int
@@ -21,6 +37,7 @@ class ExpertSizes:
     capacity: int | None
     """Assignments that an expert takes of the global micro-batch: that of one process that has it whole."""
     receive_factor: float | None
+    chunks: int = 1
 
     @classmethod
     def of(cls, config: MoEConfig, mesh: Mesh, num_tokens: int, receive_factor: float | None) -> Self:
@@ -40,9 +57,14 @@ class ExpertSizes:
         )
 
     @property
+    def local(self) -> int:
+        """Experts of a rank, or of a chunk of them."""
+        return self.num_experts // self.ep // self.chunks
+
+    @property
     def send_rows(self) -> int:
         """Rows that a rank may send: one for each assignment."""
-        return self.num_tokens * self.top_k
+        return self.rows_from(1, self.ep * self.local)
 
     def rows_from(self, senders: int, num_experts: int) -> int:
         """At most so many rows come from so many ranks for so many experts: a token chooses an expert once."""
@@ -51,24 +73,23 @@ class ExpertSizes:
     @property
     def most_rows(self) -> int:
         """Rows that may come to a rank from its ep group if none is turned away."""
-        local = self.num_experts // self.ep
-        worst = self.rows_from(self.ep, local)
-        return worst if self.capacity is None else min(worst, local * self.capacity)
+        worst = self.rows_from(self.ep, self.local)
+        return worst if self.capacity is None else min(worst, self.local * self.capacity)
 
     @property
     def receive_rows(self) -> int:
         """Rows that a rank has room for from its ep group. In dropless mode rows beyond are turned away."""
         if self.receive_factor is None or self.capacity is not None:
             return self.most_rows
-        return min(self.most_rows, math.ceil(self.receive_factor * self.send_rows))
+        return min(self.most_rows, math.ceil(self.receive_factor * self.num_tokens * self.top_k))
 
     @property
     def expert_rows(self) -> int:
         """Rows that a rank's experts see: of its etp group, which sees the same."""
         rows = self.etp * self.receive_rows
-        return rows if self.capacity is None else min(rows, self.num_experts // self.ep * self.capacity)
+        return rows if self.capacity is None else min(rows, self.local * self.capacity)
 
     def middle_rows(self, inside: int) -> int:
         """Rows that may come to a rank on the way through nodes of `inside` ranks of the ep group each."""
         nodes = self.ep // inside
-        return min(self.rows_from(inside, nodes * (self.num_experts // self.ep)), nodes * self.receive_rows)
+        return min(self.rows_from(inside, nodes * self.local), nodes * self.receive_rows)

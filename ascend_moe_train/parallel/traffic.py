@@ -9,11 +9,12 @@ experts, K of them for a token; R rows that a rank has room for.
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from ascend_moe_train.config import RunConfig
 from ascend_moe_train.model.config import MoEConfig
 from ascend_moe_train.model.counts import moe_layers
-from ascend_moe_train.parallel.expert_sizes import ExpertSizes
+from ascend_moe_train.parallel.expert_sizes import ExpertSizes, row_bytes
 from ascend_moe_train.parallel.mesh import Mesh, num_micro
 from ascend_moe_train.parallel.places import token_order
 from ascend_moe_train.parallel.recomputed import keeps_inputs, passes, runs_again
@@ -62,14 +63,14 @@ def model_traffic(run: RunConfig, mesh: Mesh, accepted: Sequence[int]) -> Traffi
         for way, verb, group, payload_bytes in _of_stage(run, mesh, stages, virtual_stage):
             totals[verb, group] += ranks * micro_batches * times_of[way] * payload_bytes
     if run.model.moe is not None and mesh.ep > 1:
-        row_bytes = run.model.hidden * _activation_bytes(run)
+        of_row = row_bytes(run.model.hidden, _activation_bytes(run), run.parallel.expert_wire)
         again = {f"layers.{layer}." for layer in range(run.model.num_layers) if runs_again(run, layer)}
         nodes = run.parallel.hierarchical_ranks is not None
         for prefix, rows in zip(moe_layers(run.model), accepted, strict=True):
             forward, backward = passes(run, prefix)
             times = forward + backward * (2 if prefix in again else 1)
             for group in ("ep inside nodes", "ep across nodes") if nodes else ("ep",):
-                totals["all_to_all_v", group] += times * 2 * rows * row_bytes
+                totals["all_to_all_v", group] += times * 2 * rows * of_row
     if mesh.pp > 1:
         sent = ranks * micro_batches * _stream_bytes(run, mesh)
         for way in ("pp forward", "pp backward"):
@@ -87,12 +88,14 @@ def exchanges(run: RunConfig, mesh: Mesh) -> dict[tuple[str, ...], str]:
     tokens = run.batch.micro_sequences * run.data.seq_len // mesh.cp
     rows = tokens // mesh.tp * (model.moe.top_k if model.moe is not None else 0)
     summing = "gather and reduce-scatter" if parallel.sequence_parallel else "sum"
-    nodes = "" if parallel.hierarchical_ranks is None else f", first inside nodes of {parallel.hierarchical_ranks}"
+    wire = "" if parallel.expert_wire is None else f" in {parallel.expert_wire}"
+    how = "" if parallel.hierarchical_ranks is None else f", first inside nodes of {parallel.hierarchical_ranks}"
+    how += "" if parallel.expert_chunks == 1 else f", in {parallel.expert_chunks} chunks"
     return {
         ("pp",): "hand activations and their gradients from stage to stage",
         ("cp",): _EXCHANGED[parallel.context].format(tokens=tokens),
         ("tp",): f"{summing} activations ({tokens:,}, {model.hidden}) around attention and feed-forward",
-        ("ep",): f"send ({rows:,}, {model.hidden}) token rows each to the ranks of their experts and back{nodes}",
+        ("ep",): f"send ({rows:,}, {model.hidden}) token rows each{wire} to the ranks of their experts and back{how}",
         ("etp",): "gather token rows before experts that are cut in width, and sum what comes out",
     }
 
@@ -205,7 +208,8 @@ def _experts(run: RunConfig, moe: MoEConfig, mesh: Mesh) -> _Sent:
     elif mesh.ep * mesh.etp > 1:
         yield "forward", "all_gather", "ep x etp", _FP32_BYTES * moe.num_experts
     if mesh.etp > 1:
-        rows_bytes = sizes.receive_rows * run.model.hidden * _activation_bytes(run)
+        chunks = run.parallel.expert_chunks
+        rows_bytes = chunks * replace(sizes, chunks=chunks).receive_rows * run.model.hidden * _activation_bytes(run)
         for way in ("forward", "backward"):
             yield way, "all_gather", "etp", rows_bytes
             yield way, "reduce_scatter", "etp", mesh.etp * rows_bytes

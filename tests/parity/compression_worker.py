@@ -140,16 +140,16 @@ def low_rank(collectives: HostOps, world: Group) -> list[list[Array]]:
 
 
 def not_finite(collectives: HostOps, world: Group) -> dict[str, list[bool]]:
-    """Whether sums are finite in three steps, of which the second has one number on one rank that is not."""
+    """Whether sums are finite in four steps, of which the middle ones have one number on one rank that is not."""
     found: dict[str, list[bool]] = {}
     makes: dict[str, Any] = {"int8": (TwoStageBucket, CompressConfig(method="int8", block=BLOCK))}
     for name, (make, config) in (makes | {"powersgd": (LowRankBucket, CompressConfig(method="powersgd"))}).items():
         net = _Bucket(make((0, 3), shares(world), collectives, config))
         found[name] = []
-        for step in range(3):
+        for step, value in enumerate((None, np.inf, np.nan, None)):
             grads = matrices(collectives.rank, step)
-            if step == 1 and collectives.rank == world.size - 1:
-                grads[0][3, 5] = np.inf
+            if value is not None and collectives.rank == world.size - 1:
+                grads[0][3, 5] = value
             sums = net(*map(ms.Tensor, grads))
             found[name].append(bool(all(np.isfinite(each.asnumpy()).all() for each in sums)))
     return found

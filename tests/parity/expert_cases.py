@@ -4,7 +4,7 @@ Shape letters: see model/kernels/protocol.py; T tokens of one rank, W ranks, U =
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from ascend_moe_train.parallel.places import token_places
 from tests.oracle.arrays import F64, I64, Flags
 from tests.oracle.moe import MoEOutput, moe_layer, moe_layer_vjp
 from tests.oracle.router import balance_loss, balance_loss_vjp, z_loss, z_loss_vjp
+from tests.oracle.wires import WIRES
 
 HIDDEN, FFN, NUM_EXPERTS = 12, 8, 8
 BALANCE, Z = 0.3, 0.2
@@ -37,6 +38,8 @@ class Case:
     seq_len: int = 6
     kernels: str = "native"
     precision: str = "fp32"
+    wire: str | None = None
+    chunks: int = 1
 
     @property
     def moe_config(self) -> MoEConfig:
@@ -63,7 +66,12 @@ class Case:
                 "model": model,
                 "data": {"train": ({"path": "corpus"},), "tokenizer": "none", "seq_len": self.seq_len},
                 "batch": {"micro_sequences": self.sequences, "global_sequences": self.sequences * self.mesh.dp},
-                "parallel": {**self.parallel, "receive_factor": self.receive_factor},
+                "parallel": {
+                    **self.parallel,
+                    "receive_factor": self.receive_factor,
+                    "expert_wire": self.wire,
+                    "expert_chunks": self.chunks,
+                },
             }
         )
 
@@ -143,8 +151,30 @@ CASES = {
             moe={"capacity_factor": 0.5},
             seq_len=16,
         ),
+        Case(name="ep2, bf16 wire", ranks=2, parallel={"ep": 2}, wire="bf16", moe={"expert_bias": True}),
+        Case(name="ep2, fp16 wire, capacity", ranks=2, parallel={"ep": 2}, wire="fp16", moe={"capacity_factor": 0.8}),
+        Case(name="ep2, fp16, int8 wire", ranks=2, parallel={"ep": 2}, wire="int8", precision="fp16"),
+        Case(
+            name="ep4 in two steps, int8 wire, bound",
+            ranks=4,
+            parallel={"ep": 4, "hierarchical_ranks": 2},
+            wire="int8",
+            receive_factor=1.2,
+        ),
+        Case(name="ep4, bound", ranks=4, parallel={"ep": 4}, receive_factor=1.2, moe={"jitter": 0.1}),
     )
 }
+# by name, what each is bit for bit
+TWINS = {"ep4 in two steps, bound": "ep4, bound"}
+for _name, _chunks in (
+    ("ep2", 2),
+    ("ep2, top-1", 4),
+    ("ep2 x etp2, bound", 2),
+    ("tp2, ep2 x edp2, capacity", 2),
+    ("ep4 in two steps, bound", 2),
+):
+    TWINS[f"{_name}, {_chunks} chunks"] = _name
+    CASES[f"{_name}, {_chunks} chunks"] = replace(CASES[_name], name=f"{_name}, {_chunks} chunks", chunks=_chunks)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,11 +256,12 @@ def expected(case: Case, routing: str, noise_UD: F64 | None = None) -> Expected:
     given, moe, batch = data(case, routing), case.moe_config, case.sequences * case.mesh.dp
     everything = moe_layer(given.x_UD, given.params, moe, noise_UD)
     admitted_N = within_bound(case, everything.routing.expert_TK)
-    output = moe_layer(given.x_UD, given.params, moe, noise_UD, admitted_N)
+    wire = WIRES[case.wire]
+    output = moe_layer(given.x_UD, given.params, moe, noise_UD, admitted_N, wire)
     logits = output.routing.logits_TE
     d_prob = BALANCE * balance_loss_vjp([output.routing], moe, batch)[0]
     dx_UD, grads = moe_layer_vjp(
-        given.dy_UD, d_prob, Z * z_loss_vjp(logits), given.x_UD, given.params, moe, noise_UD, admitted_N
+        given.dy_UD, d_prob, Z * z_loss_vjp(logits), given.x_UD, given.params, moe, noise_UD, admitted_N, wire
     )
     balance = balance_loss([output.routing], moe, batch)
     return Expected(output=output, balance=balance, z=z_loss(logits), dx_UD=dx_UD, grads=grads)

@@ -110,6 +110,8 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     # beyond what was asked for: everything at once
     "tp2+sp x ep2 x etp2 zero3": (4, {"tp": 2, "sequence_parallel": True, "ep": 2, "etp": 2, "zero_stage": 3}),
     "tp4 x ep4 in nodes of 2, zero2": (4, {"tp": 4, "ep": 4, "hierarchical_ranks": 2, "zero_stage": 2}),
+    "ep2 in 2 chunks, zero1": (2, {"ep": 2, "expert_chunks": 2, "zero_stage": 1}),
+    "etp2 x ep2 in 2 chunks": (4, {"etp": 2, "ep": 2, "expert_chunks": 2}),
 }
 
 

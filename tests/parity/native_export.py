@@ -6,6 +6,7 @@ types and shapes are checked, which is all that can be without a device.
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,10 +17,13 @@ from mindspore import communication, nn, ops
 from ascend_moe_train.model.kernels.portable import PortableKernels
 from ascend_moe_train.parallel import autodiff
 from ascend_moe_train.parallel.comm import Operator, Tensor
+from ascend_moe_train.parallel.config import ExpertWire
 from ascend_moe_train.parallel.context import context_kernels
 from ascend_moe_train.parallel.native import NativeOps
+from ascend_moe_train.parallel.rows_wire import rows_wire
 
 N, D, ROWS = 8, 3, 5
+WIRES: tuple[ExpertWire, ...] = ("fp16", "bf16", "int8")
 
 
 class _Call(nn.Cell):
@@ -69,9 +73,18 @@ def calls(native: NativeOps) -> dict[str, tuple[Operator, tuple[int, ...], Any]]
         "gradient scatter_sum": (autodiff.scatter_sum(native, world), (N // n, D), ms.float32),
         "gradient exchange": (autodiff.exchange(native, world), (N, D), ms.float32),
         "gradient exchange_rows": (rows(lambda: autodiff.exchange_rows(native, world, ROWS, N)), (ROWS, D), ms.float32),
+        **{
+            f"gradient exchange_rows in {wire}": (rows(partial(in_wire, native, wire)), (ROWS, D), ms.float32)
+            for wire in WIRES
+        },
         "gradient of ring attention": (attention("ring", native), (N, D), ms.float32),
         "gradient of ulysses attention": (attention("ulysses", native), (N, D), ms.float32),
     }
+
+
+def in_wire(native: NativeOps, wire: ExpertWire) -> Operator:
+    """Rows in fewer bits."""
+    return autodiff.exchange_rows(native, native.world, ROWS, N, rows_wire(wire, on_host=False))
 
 
 def attention(form: Literal["ring", "ulysses"], native: NativeOps) -> Operator:

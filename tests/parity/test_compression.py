@@ -113,8 +113,9 @@ def test_low_rank_bytes() -> None:
 
 
 def test_numbers_that_are_not_finite_are_seen_by_all_and_forgotten(of_ranks: list[dict[str, Any]]) -> None:
+    seen = [True, False, False, True]
     for result in of_ranks:
-        assert result["not finite"] == {"int8": [True, False, True], "powersgd": [True, False, True]}
+        assert result["not finite"] == {"int8": seen, "powersgd": seen}
 
 
 def test_sums_in_fp16_neither_overflow_nor_lose_what_is_small(of_ranks: list[dict[str, Any]]) -> None:

@@ -83,6 +83,28 @@ def test_only_plain_operators(path: Path) -> None:
     assert not any(wrong.values()), wrong
 
 
+# of other modules, what autodiff's exchange of rows calls
+CALLED = {
+    "parallel/rows_wire.py": ("InBf16", "InCodes", "ScaledFp16", "_as_bf16"),
+    "parallel/scaled.py": ("PowerOfTwo",),
+    "optim/codecs.py": ("Int8Blocks",),
+}
+
+
+@pytest.mark.parametrize("place", CALLED)
+def test_what_moves_rows_calls_only_plain_operators(place: str) -> None:
+    names = set()
+    tree = ast.parse((PACKAGE / place).read_text(encoding="utf-8"))
+    parts = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    for part in CALLED[place]:
+        methods = [node for node in ast.walk(parts[part]) if isinstance(node, ast.FunctionDef)]
+        for node in (node for method in methods if method.name != "__init__" for node in ast.walk(method)):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "ops":
+                names.add(node.attr)
+    assert {name for name in names if not is_plain(name)} == set()
+    assert names or place == "parallel/scaled.py"
+
+
 def test_others_are_seen() -> None:
     text = """
 class A:

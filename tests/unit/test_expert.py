@@ -15,7 +15,7 @@ from mindspore import nn
 from ascend_moe_train.model.config import MoEConfig
 from ascend_moe_train.model.router import Router
 from ascend_moe_train.parallel.comm import LocalComm
-from ascend_moe_train.parallel.exchange import Regrouping
+from ascend_moe_train.parallel.exchange import ChunkedRows, Regrouping
 from ascend_moe_train.parallel.expert import make_dispatcher
 from ascend_moe_train.parallel.expert_sizes import ExpertSizes
 from ascend_moe_train.parallel.host_ops import HostOps
@@ -51,6 +51,31 @@ def test_regrouping_moves_whole_segments(data: st.DataObject) -> None:
     back[expected] = np.arange(used)
     assert row_R1.asnumpy()[:, 0].tolist() == back.tolist()
     assert row_R1.dtype == source_R.dtype == ms.int32
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_chunks_have_the_rows_of_their_experts(data: st.DataObject) -> None:
+    ep, chunks, of_chunk = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3)), data.draw(st.integers(1, 2))
+    E, T = ep * chunks * of_chunk, data.draw(st.integers(1, 5))
+    K = data.draw(st.integers(1, min(E, 3)))
+    expert_TK = np.array([data.draw(st.permutations(range(E)))[:K] for _ in range(T)], np.int32)
+    # with some turned away, as an admission does it
+    is_kept_N = np.array(data.draw(st.lists(st.booleans(), min_size=T * K, max_size=T * K)))
+    kept_M = [n for n in np.argsort(expert_TK.reshape(-1), kind="stable").tolist() if is_kept_N[n]]
+    row_N, source_N = np.full(T * K, -1, np.int32), np.full(T * K, -1, np.int32)
+    row_N[kept_M], source_N[: len(kept_M)] = np.arange(len(kept_M)), kept_M
+    counts_E = np.bincount(expert_TK.reshape(-1)[kept_M], minlength=E).astype(np.int32)
+
+    rows = ChunkedRows(E, ep, chunks, T * K)
+    given = (ms.Tensor(each) for each in (expert_TK, row_N.reshape(T, K), source_N, counts_E))
+    row_TK, source_M = (each.asnumpy() for each in rows.places(*given))
+
+    chunk_E = np.arange(E) % (chunks * of_chunk) // of_chunk
+    expected = [[n for n in kept_M if chunk_E[expert_TK.reshape(-1)[n]] == chunk] for chunk in range(chunks)]
+    assert source_M.reshape(chunks, T * K).tolist() == [each + [-1] * (T * K - len(each)) for each in expected]
+    assert (row_TK.reshape(-1) >= 0).tolist() == is_kept_N.tolist()
+    assert source_M[row_TK.reshape(-1)[is_kept_N]].tolist() == np.flatnonzero(is_kept_N).tolist()
 
 
 @settings(max_examples=200, deadline=None)

@@ -12,6 +12,7 @@ IN_BOTH = ("all_reduce", "max", "all_gather", "reduce_scatter", "all_to_all", "a
 EXPORTED = {f"{name} {dtype}" for name in IN_BOTH for dtype in ("Float32", "BFloat16")}
 EXPORTED |= {"all_reduce bf16 wire", "reduce_scatter fp16 wire", "send", "recv"}
 EXPORTED |= {f"gradient {name}" for name in ("gather_sum", "scatter_sum", "exchange", "exchange_rows")}
+EXPORTED |= {f"gradient exchange_rows in {wire}" for wire in ("fp16", "bf16", "int8")}
 EXPORTED |= {"gradient of ring attention", "gradient of ulysses attention"}
 
 

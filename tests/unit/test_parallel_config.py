@@ -66,6 +66,23 @@ MISTAKES = [
     (["slow_links.latency_s=61"], "parallel.slow_links.latency_s: 61 is not allowed: must be at most 60"),
     (["sequence_parallel=true"], "parallel: sequence_parallel true needs tp ranks to split tokens over, and tp is 1"),
     (["receive_factor=2.0"], "parallel: receive_factor 2.0 has no effect with ep 1: leave it out"),
+    (["expert_wire=int8"], "parallel: expert_wire 'int8' has no effect with ep 1: leave it out"),
+    (
+        ["ep=2", "expert_wire=fp32"],
+        "parallel.expert_wire: \"fp32\" is not allowed: must be 'fp16', 'bf16' or 'int8'",
+    ),
+    (["expert_chunks=2"], "parallel: expert_chunks 2 has no effect with ep 1: leave it out"),
+    (["ep=2", "expert_chunks=0"], "parallel.expert_chunks: 0 is not allowed: must be greater than 0"),
+    (
+        ["ep=2", "expert_chunks=3"],
+        "parallel.expert_chunks 3: the 4 experts of a rank (model.moe.num_experts 8 / ep 2) do not divide by it: use 2 "
+        "or 4",
+    ),
+    (
+        ["ep=2", "expert_chunks=2", "zero_stage=3"],
+        "parallel: expert_chunks 2 with zero_stage 3 would put all weights of a rank's experts together for each "
+        "chunk: use zero_stage 2, or leave it out",
+    ),
     (["ep=2", "receive_factor=0.5"], "parallel.receive_factor: 0.5 is not allowed: must be at least 1"),
     (
         ["ep=4", "hierarchical_ranks=3"],
@@ -99,6 +116,11 @@ OTHER_SECTIONS = [
     (
         ["parallel={ep: 2, receive_factor: 2.0}", "model.moe.capacity_factor=1.0"],
         "parallel.receive_factor 2.0 has no effect with model.moe.capacity_factor 1.0: set one of them to null",
+    ),
+    (
+        ["parallel={ep: 2, expert_wire: fp16}", "run.precision=fp16"],
+        "parallel.expert_wire 'fp16' has no effect with run.precision 'fp16', whose rows have 2 bytes already: leave "
+        "it out, or use 'int8'",
     ),
     (
         ["parallel.tp=4", "data.seq_len=255", "batch.micro_sequences=2"],
