@@ -3,7 +3,7 @@
     python -m benchmarks.overlap [--rounds 3] [--steps 4] [--set KEY=VALUE ...]
 
 Two ranks train the demo model with wide shared experts (native kernels, fp32, AdamW, clipping) on the same 8 x 256
-random tokens a step, in one micro-batch on each rank. Links are slow by `parallel.slow_links`: 1 ms a call, 100 MB/s,
+random tokens a step, in one micro-batch on each rank. Links are slow by `parallel.slow_links`: 1 ms a call, 200 MB/s,
 so that most of what a collective takes is sleep, as on a network, and leaves its core to the step. All variants are
 compiled first, and then take turns of some steps; the next round goes the other way round.
 
@@ -33,7 +33,7 @@ KEYS = (
     "model.moe.shared_ffn=2048",
     "parallel.bucket_bytes=2097152",
     "parallel.slow_links.latency_s=0.001",
-    "parallel.slow_links.bytes_per_s=1e8",
+    "parallel.slow_links.bytes_per_s=2e8",
 )
 LAYOUTS: Mapping[str, tuple[str, ...]] = {"dp2": (), "zero1": ("parallel.zero_stage=1",), "ep2": ("parallel.ep=2",)}
 WAYS: Mapping[str, tuple[str, ...]] = {"plain": (), "overlap": ("parallel.overlap=true",)}
