@@ -9,6 +9,7 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +62,11 @@ def test_a_wrong_arrangement_is_noticed(source: Path, monkeypatch: pytest.Monkey
 
 
 def test_bytes_that_read_back_as_others_are_noticed(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.pwrite
-    calls = 0
+    # threads write: one of them gets the twentieth number, whatever the others do at that moment
+    real, numbers = os.pwrite, count(1)
 
     def faulty(descriptor: int, data: Any, offset: int) -> int:
-        nonlocal calls
-        calls += 1
-        if calls != 20:
+        if next(numbers) != 20:
             return real(descriptor, data, offset)
         changed = bytearray(data)
         changed[len(changed) // 2] ^= 1
