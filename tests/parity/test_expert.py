@@ -3,6 +3,7 @@
 Shape letters: see expert_cases.py.
 """
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -43,18 +44,30 @@ FP32 = [name for name, case in CASES.items() if case.precision == "fp32"]
 WHOLE = [name for name, case in CASES.items() if case.wire is None]
 ROUNDED = [name for name in CASES if name not in WHOLE]
 ROUTINGS = (EVEN, SKEWED)
+# what `make test` runs on 4 ranks: a case of every kind of exchange, of room and of cuts
+QUICK = {"ep4", "ep4, bound", "ep4 in two steps, bound", "ep2 x etp2, bound", "tp2, ep2 x edp2, capacity"}
 BOTH = pytest.mark.parametrize("routing", ROUTINGS)
 
 
+def is_slow(name: str) -> bool:
+    return CASES[name].ranks == 4 and name not in QUICK
+
+
+def each(names: Iterable[str]) -> Any:
+    """Parameters of a test; those that are slow are marked."""
+    slow = pytest.mark.slow
+    return pytest.mark.parametrize("name", [pytest.param(n, marks=slow) if is_slow(n) else n for n in names])
+
+
 @cache
-def launched(ranks: int) -> list[Any]:
-    names = [name for name, case in CASES.items() if case.ranks == ranks]
+def launched(ranks: int, slow: bool) -> list[Any]:
+    names = [name for name, case in CASES.items() if case.ranks == ranks and is_slow(name) == slow]
     return run_ranks(ranks, "tests.parity.expert_worker:on_rank", names, deadline_s=DEADLINE_S)
 
 
 def found(name: str, routing: str) -> list[dict[str, Any]]:
     """By rank."""
-    return [result[name][routing] for result in launched(CASES[name].ranks)]
+    return [result[name][routing] for result in launched(CASES[name].ranks, is_slow(name))]
 
 
 @cache
@@ -100,7 +113,7 @@ def pairs(name: str, routing: str) -> dict[str, tuple[Any, Any]]:
 
 
 @BOTH
-@pytest.mark.parametrize("name", WHOLE)
+@each(WHOLE)
 def test_outputs_and_gradients(name: str, routing: str) -> None:
     tolerance = TOLERANCE if name in FP32 else FP16_TOLERANCE
     errors = {key: relative_error(*pair) for key, pair in pairs(name, routing).items()}
@@ -109,7 +122,7 @@ def test_outputs_and_gradients(name: str, routing: str) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("name", ROUNDED)
+@each(ROUNDED)
 def test_rows_in_fewer_bits(name: str, routing: str) -> None:
     """As the oracle with the same roundings; without them most numbers would be others."""
     wire = CASES[name].wire
@@ -121,7 +134,7 @@ def test_rows_in_fewer_bits(name: str, routing: str) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("name", CASES)
+@each(CASES)
 def test_drops_are_those_of_the_whole(name: str, routing: str) -> None:
     case, plan = CASES[name], wanted(name, routing).output.dispatch
     dropped_UK = ~plan.kept_N.reshape(-1, case.moe_config.top_k)
@@ -132,7 +145,7 @@ def test_drops_are_those_of_the_whole(name: str, routing: str) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("name", CASES)
+@each(CASES)
 def test_counts_are_those_of_the_whole_on_every_rank(name: str, routing: str) -> None:
     case, expert_UK = CASES[name], wanted(name, routing).output.routing.expert_TK
     rows = case.sequences * case.mesh.dp if case.moe_config.aux_loss_scope == "sequence" else 1
@@ -156,7 +169,7 @@ def test_half_precision_is_that_of_one_process(routing: str) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("name", TWINS)
+@each(TWINS)
 def test_another_way_gives_the_same_bits(name: str, routing: str) -> None:
     """Rows in chunks, or by way of their node, are those of one exchange; outputs and all gradients too."""
     for mine, other in zip(found(name, routing), found(TWINS[name], routing), strict=True):
@@ -186,14 +199,14 @@ def test_experts_see_their_tokens_in_order() -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("name", CASES)
+@each(CASES)
 def test_order_is_the_same_on_every_rank(name: str, routing: str) -> None:
     first, *others = [[call[:2] for call in result["calls"]] for result in found(name, routing)]
     assert others == [first] * len(others)
 
 
 @BOTH
-@pytest.mark.parametrize("name", CASES)
+@each(CASES)
 def test_bytes_are_those_of_the_formula(name: str, routing: str) -> None:
     rows_WW = rows_between(CASES[name], wanted(name, routing).output)
     for rank, result in enumerate(found(name, routing)):
