@@ -81,6 +81,7 @@ def test_one_process_trains_the_same_bits(case: Alone) -> None:
         assert same_bits(found[part], expected[part])
 
 
+@pytest.mark.slow
 def test_two_ranks_train_as_one_process_does() -> None:
     check(ON_TWO)
 
