@@ -185,18 +185,8 @@ class ChunkedDispatcher(ExpertDispatcher):
     the same, with R rows for each chunk.
     """
 
-    def __init__(
-        self,
-        sizes: ExpertSizes,
-        ep: Group,
-        etp: Group,
-        collectives: Collectives,
-        *,
-        exchange: Exchange,
-        admission: Admission,
-        kernels: Kernels,
-    ) -> None:
-        super().__init__(sizes, ep, etp, collectives, exchange=exchange, admission=admission, kernels=kernels)
+    def __init__(self, sizes: ExpertSizes, ep: Group, etp: Group, collectives: Collectives, **parts: Any) -> None:
+        super().__init__(sizes, ep, etp, collectives, **parts)
         self.chunks, self.in_order = sizes.chunks, InOrder()
         self.own = ep.index * self.etp + etp.index
         self.rows = ChunkedRows(self.num_experts, self.ep, sizes.chunks, sizes.send_rows)

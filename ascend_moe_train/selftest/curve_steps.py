@@ -22,7 +22,11 @@ from ascend_moe_train.train.stop import StopRequest
 from ascend_moe_train.train.trainer import Trainer
 
 
-def trainer_of(config: RunConfig, ranks: Ranks) -> Trainer:
+def _not_said(message: str) -> None:
+    """Notes for the user."""
+
+
+def trainer_of(config: RunConfig, ranks: Ranks, note: Callable[[str], None] = _not_said) -> Trainer:
     """A trainer of the run, which needs no tokenizer. All of its ranks make one together."""
     loader = TrainLoader(
         config.data,
@@ -33,7 +37,7 @@ def trainer_of(config: RunConfig, ranks: Ranks) -> Trainer:
         dp_size=ranks.data.size,
         micro_sequences=config.batch.micro_sequences,
     )
-    return Trainer(config, loader, _not_said, ranks)
+    return Trainer(config, loader, note, ranks)
 
 
 class Curve(NamedTuple):
@@ -75,15 +79,11 @@ def steps(trainer: Trainer, count: int) -> list[StepRecord]:
     return [info.record for info in islice(trainer.steps(trainer.meter(None), StopRequest()), count)]
 
 
-def save(trainer: Trainer) -> None:
-    """Writes a checkpoint, and returns when it is complete."""
+def save(trainer: Trainer, keep: int = 1) -> None:
+    """Writes a checkpoint, and returns when it is complete. So many stay, the newest."""
     ranks, step = trainer.ranks, trainer.state.step
-    with AsyncWriter(keep=1, writer=Writer(index=ranks.comm.rank, count=ranks.mesh.world_size)) as writer:
+    with AsyncWriter(keep=keep, writer=Writer(index=ranks.comm.rank, count=ranks.mesh.world_size)) as writer:
         writer.prepare(trainer.checkpoints, step)
         ranks.wait_for_all()
         meta = checkpoint_meta(trainer.config, trainer.state, trainer.origin, ranks)
         writer.submit_part(trainer.checkpoints, step, trainer.tensors.portions(), meta)
-
-
-def _not_said(message: str) -> None:
-    """Notes for the user."""

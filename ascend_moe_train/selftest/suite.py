@@ -210,27 +210,16 @@ def _why_no_mpi() -> str | None:
     return None
 
 
+def _part(title: str, names: Sequence[str], asked: Asked, options: dict[str, Any], **how: Any) -> Part:
+    return Part(name=title, checks=tuple(names), options=options, start_s=START_S, check_s=asked.limit_s, **how)
+
+
 def _alone(title: str, names: Sequence[str], asked: Asked, options: dict[str, Any]) -> Part:
-    return Part(
-        name=title,
-        checks=tuple(names),
-        command=worker_command,
-        options=options,
-        start_s=START_S,
-        check_s=asked.limit_s,
-    )
+    return _part(title, names, asked, options, command=worker_command)
 
 
 def _by_mpi(title: str, names: Sequence[str], asked: Asked, options: dict[str, Any]) -> Part:
-    return Part(
-        name=title,
-        checks=tuple(names),
-        command=mpi_command,
-        options=options,
-        ranks=asked.ranks,
-        start_s=START_S,
-        check_s=asked.limit_s,
-    )
+    return _part(title, names, asked, options, command=mpi_command, ranks=asked.ranks)
 
 
 def _by_msrun(title: str, names: Sequence[str], asked: Asked, options: dict[str, Any]) -> Part:
@@ -240,16 +229,8 @@ def _by_msrun(title: str, names: Sequence[str], asked: Asked, options: dict[str,
         return msrun.command_line(asked.ranks, program, log_folder=logs, port=port, meet_s=MEET_S)
 
     own = {"PATH": msrun.path_variable(os.environ), variables.STARTER: "msrun", variables.RUN_ID: "selftest"}
-    return Part(
-        name=title,
-        checks=tuple(names),
-        command=command,
-        options=options,
-        environment=rank_environment(asked.ranks, os.environ, own),
-        ranks=asked.ranks,
-        start_s=START_S,
-        check_s=asked.limit_s,
-    )
+    environment = rank_environment(asked.ranks, os.environ, own)
+    return _part(title, names, asked, options, command=command, ranks=asked.ranks, environment=environment)
 
 
 def _unseen(left: Sequence[Planned], report: Report) -> list[Result]:

@@ -7,15 +7,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ascend_moe_train.checkpoint.saving import Writer
 from ascend_moe_train.checkpoint.store import CHECKPOINTS
-from ascend_moe_train.checkpoint.writer import AsyncWriter
 from ascend_moe_train.config import RunConfig, load_run
-from ascend_moe_train.data.loader import TrainLoader
 from ascend_moe_train.parallel.comm import RecordingComm
 from ascend_moe_train.parallel.mesh import num_micro
 from ascend_moe_train.parallel.zero_costs import zero_bytes, zero_traffic
-from ascend_moe_train.train.persist import checkpoint_meta
+from ascend_moe_train.selftest.curve_steps import save, trainer_of
 from ascend_moe_train.train.ranks import Ranks, join
 from ascend_moe_train.train.stop import StopRequest
 from ascend_moe_train.train.trainer import Trainer
@@ -80,27 +77,13 @@ def _trainer(config: RunConfig, notes: list[str], saved_in: RunConfig | None = N
         target = Path(config.run.dir) / CHECKPOINTS / name
         shutil.copytree(Path(saved_in.run.dir) / CHECKPOINTS / name, target, dirs_exist_ok=True)
     ranks.wait_for_all()
-    loader = TrainLoader(
-        config.data,
-        vocab_size=config.model.vocab_size,
-        seed=config.run.seed,
-        global_sequences=config.batch.global_sequences,
-        dp_rank=ranks.data.index,
-        dp_size=ranks.data.size,
-        micro_sequences=config.batch.micro_sequences,
-    )
-    return Trainer(config, loader, notes.append, ranks)
+    return trainer_of(config, ranks, notes.append)
 
 
 def _unbroken(trainer: Trainer, count: int, told: list[str]) -> list[tuple[float, float]]:
     """So many steps, and a checkpoint after them."""
     found = list(_steps(trainer, count, told))
-    ranks, step = trainer.ranks, trainer.state.step
-    with AsyncWriter(keep=9, writer=Writer(index=ranks.comm.rank, count=ranks.mesh.world_size)) as writer:
-        writer.prepare(trainer.checkpoints, step)
-        ranks.wait_for_all()
-        meta = checkpoint_meta(trainer.config, trainer.state, trainer.origin, ranks)
-        writer.submit_part(trainer.checkpoints, step, trainer.tensors.portions(), meta)
+    save(trainer, keep=9)
     return found
 
 
