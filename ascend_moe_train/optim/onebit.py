@@ -22,8 +22,9 @@ class OneBitAdam(nn.Cell):
     together, each those of a bucket, flat: (x_L, after) -> (mean over ranks, what was lost ...), and remember what was
     lost of a step that is applied. Their second moments stay as they are. The other tensors are updated by Adam.
 
-    Gradients are clipped before they come to the momenta, and all by one norm, for which `square` counts what is not
-    summed as if all ranks had the same: no less than the norm of the sum.
+    Gradients are clipped before they come to the momenta, and all by one norm, for which `square` is near that of the
+    sum. What the ranks have instead is longer the less they agree, and would clip by up to the root of their number
+    too much.
     """
 
     def __init__(self, adam: AdamW, buckets: Sequence[tuple[int, ...]], means: Sequence[Any], num_ranks: int) -> None:

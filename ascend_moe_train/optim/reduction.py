@@ -17,9 +17,9 @@ class Reduction(Protocol):
     def counted(self, grads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """What of these counts in norms: no element that another process counts."""
 
-    def across(self, figures: Tensor, square_P: Tensor) -> tuple[Tensor, Tensor]:
+    def across(self, figures: Tensor, square_P: Tensor, grads: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Figures (5,) of the whole step, and the squared norms of whole gradients of all tensors, from those of what
-        `counted` returns.
+        `counted` returns of `grads`.
 
         The figures are cross entropy, that of multi-token prediction, load-balancing and z loss, dropped assignments.
         """
@@ -43,7 +43,7 @@ class LocalReduction:
         """All of them."""
         return grads
 
-    def across(self, figures: Tensor, square_P: Tensor) -> tuple[Tensor, Tensor]:
+    def across(self, figures: Tensor, square_P: Tensor, grads: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """As they are."""
         return figures, square_P
 

@@ -20,7 +20,10 @@ from ascend_moe_train.parallel.compressed import LowRankBucket, TwoStageBucket
 from ascend_moe_train.parallel.early import AwaitedBucket, EarlySums
 from ascend_moe_train.parallel.flat import Apart, joined
 from ascend_moe_train.parallel.scaled import summing
-from ascend_moe_train.parallel.zero_costs import ZeroPlan
+from ascend_moe_train.parallel.sketch import Sketch
+from ascend_moe_train.parallel.zero_costs import SKETCH_COLUMNS, ZeroPlan
+
+TINY = 1e-30
 
 
 class Late:
@@ -140,13 +143,14 @@ class ShardedReduction(nn.Cell):
     ) -> None:
         """`parts` are what the optimizer updates of the tensors in parts, in their order, if that is on the device;
         `weights` what the model reads of them, by their place among the trained. `leaves_momenta`: gradients whose
-        momenta are sent stay as they are, and their squares count as if all ranks had the same. `early` has the
-        sums of the plan's early buckets."""
+        momenta are sent stay as they are, and the norm of their sum is that of a `Sketch`. `early` has the sums of the
+        plan's early buckets."""
         super().__init__()
         shares, buckets, wire = plan.trained, plan.buckets, plan.wire
         self.in_micro, self.num_figures = plan.stage > 1, len(figure_weights)
         self.repeated = nn.CellList([_RepeatedBucket(b, shares, collectives, wire) for b in buckets.repeated])
-        reduced = [bucket for bucket in buckets.reduced if not (leaves_momenta and plan.sends_momenta(bucket))]
+        left = [bucket for bucket in buckets.reduced if leaves_momenta and plan.sends_momenta(bucket)]
+        reduced = [bucket for bucket in buckets.reduced if bucket not in left]
         self.reduced = nn.CellList([_reducer(plan, bucket, collectives, early) for bucket in reduced])
         self.repeated_order = _order(buckets.repeated, len(shares))
         self.reduced_order = _order(reduced, len(shares))
@@ -155,11 +159,11 @@ class ShardedReduction(nn.Cell):
         )
         places = {share.name: i for i, share in enumerate(shares)}
         counts = {share.name: share.weight if share.num_counted else 0.0 for share in shares}
-        if leaves_momenta:
-            left = [shares[i] for bucket in buckets.reduced if plan.sends_momenta(bucket) for i in bucket]
-            counts |= {share.name: counts[share.name] * share.group.size**2 for share in left}
         self.place_P = ms.Tensor(np.array([places.get(name, len(shares)) for name in plan.names], np.int32))
         self.weight_P = ms.Tensor(np.array([counts.get(name, 0.0) for name in plan.names], np.float32))
+        of_left = {shares[i].name for i in chain.from_iterable(left)}
+        self.is_left_P = ms.Tensor(np.array([name in of_left for name in plan.names], np.float32))
+        self.sketch = Sketch(left, shares) if left else None
         self.figure_weights = ms.Tensor(np.array(figure_weights, np.float32))
         self.nothing = ms.Tensor(np.zeros(1, np.float32))
         self.sum_over_world = collectives.all_reduce(collectives.world)
@@ -196,11 +200,19 @@ class ShardedReduction(nn.Cell):
         """Without what a neighbour counts."""
         return for_each(_first, self.cuts, grads)
 
-    def across(self, figures: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
-        """One all_reduce over the world, in fp32."""
+    def across(self, figures: Tensor, squares: Tensor, grads: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """One all_reduce over the world, in fp32. Of gradients that are not summed, tensors have their shares of the
+        sketch's square by the squares of what the ranks have."""
         square_P = ops.gather(ops.concat((squares, self.nothing)), self.place_P, 0) * self.weight_P
-        sums = self.sum_over_world(ops.concat((figures * self.figure_weights, square_P)))
-        return sums[: self.num_figures], sums[self.num_figures :]
+        own = (figures * self.figure_weights, square_P)
+        if self.sketch is None:
+            sums = self.sum_over_world(ops.concat(own))
+            return sums[: self.num_figures], sums[self.num_figures :]
+        sums = self.sum_over_world(ops.concat((*own, self.sketch(grads))))
+        figures, square_P, sketch = ops.split(sums, (self.num_figures, len(self.is_left_P), SKETCH_COLUMNS))
+        left_P = square_P * self.is_left_P
+        share_P = left_P / ops.maximum(ops.sum(left_P), TINY)
+        return figures, square_P - left_P + share_P * ops.sum(sketch * sketch)
 
     def publish(self, done: Tensor) -> Tensor:
         """Puts weights together from the parts that were updated, and gives them to the model."""

@@ -15,6 +15,7 @@ from ascend_moe_train.parallel.config import CompressConfig
 
 NOT_COMPRESSED = CompressConfig()
 NUM_FIGURES = 5  # see optim/reduction.py
+SKETCH_COLUMNS = 256  # see parallel/sketch.py
 Traffic = dict[tuple[str, str], tuple[int, int]]
 
 
@@ -147,7 +148,8 @@ def zero_traffic(plan: ZeroPlan, num_micro: int, *, sends_momenta: bool = False)
     In fp16 each of these sums of gradients has an all_reduce of 4 bytes before it (`scaled`).
 
     Of what is compressed, instead of w s: in blocks the bytes of `TwoStageSizes.sent_bytes`, codes and scales a call
-    each; with PowerSGD those of `low_rank_bytes` in two calls.
+    each; with PowerSGD those of `low_rank_bytes` in two calls. With momenta sent, the all_reduce over the world has 4 k
+    bytes more, for a `Sketch` of k columns.
 
     In groups of one rank nothing is called. A use is one in each forward pass and, but for the embedding, in each
     backward pass (`Stages.passes`). With adapters this is the most that can be: what no gradient needs is left out.
@@ -178,7 +180,9 @@ def zero_traffic(plan: ZeroPlan, num_micro: int, *, sends_momenta: bool = False)
         sent.add_sum("reduce_scatter", share.group, times, wire_bytes * share.part * share.group.size)
         if is_repeated(share):
             sent.add_sum("all_reduce", share.neighbours, times, wire_bytes * share.num_repeated)
-    sent.add("all_reduce", plan.world, 1, ELEMENT_BYTES * (NUM_FIGURES + len(plan.names)))
+    has_sketch = sends_momenta and any(plan.sends_momenta(bucket) for bucket in buckets.reduced)
+    columns = SKETCH_COLUMNS if has_sketch else 0
+    sent.add("all_reduce", plan.world, 1, ELEMENT_BYTES * (NUM_FIGURES + len(plan.names) + columns))
     return sent.traffic
 
 

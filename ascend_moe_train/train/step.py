@@ -75,7 +75,7 @@ class _Update(nn.Cell):
     def construct(self, grads: tuple[Tensor, ...], figures: Tensor, control: Tensor) -> Any:
         grads = self.reduction.of_step(grads)
         square_P = ops.concat(for_each(self.optimizer.kernels.square_sum, self.reduction.counted(grads)))
-        figures, square_P = self.reduction.across(figures, square_P)
+        figures, square_P = self.reduction.across(figures, square_P, grads)
         total = self.model.total_loss(figures[0:1], figures[1:2], figures[2:3], figures[3:4])
         norm, applied = self.optimizer(grads, ops.sum(square_P).reshape((1,)), total, control)
         square_P = square_P / (control[3] * control[3])

@@ -27,7 +27,7 @@ class _Reduce(nn.Cell):
     def construct(self, figures: Any, *grads: Any) -> Any:
         grads = self.reduction.of_step(self.reduction.of_micro(grads))
         square_P = ops.concat([self.kernels.square_sum(grad) for grad in self.reduction.counted(grads)])
-        return *self.reduction.across(figures, square_P), *grads
+        return *self.reduction.across(figures, square_P, grads), *grads
 
 
 class _Product(nn.Cell):

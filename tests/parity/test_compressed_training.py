@@ -43,6 +43,15 @@ def test_losses_are_not_above_those_of_whole_gradients(method: str, of_ranks: li
     assert losses[-1] < 0.9 * losses[0] and losses != pytest.approx(expected, rel=1e-5)
 
 
+def test_the_norm_by_which_gradients_are_clipped_is_near_that_of_their_sum(
+    method: str, of_ranks: list[dict[str, Any]]
+) -> None:
+    whole, found = (of_ranks[0][each]["figures"][WARM_UP][1] for each in ("none", method))
+    # of the first step that sends momenta: weights are still those of whole gradients, the norm is a sketch's
+    assert found == pytest.approx(whole, rel=0.1)
+    assert method != "onebit_adam" or found != whole
+
+
 def test_a_run_goes_on_from_a_checkpoint_exactly(method: str, of_ranks: list[dict[str, Any]]) -> None:
     for result in of_ranks:
         continued = result[method]["continued"]
