@@ -19,7 +19,8 @@ from ascend_moe_train.train.stop import StopRequest
 
 VOCAB_SIZE = 300
 WORDS = ("the", "router", "sends", "each", "token", "to", "some", "experts", "and", "weighs", "what", "they", "return")
-TIMING = ("step_s", "tokens_per_s", "model_flops_per_s", "mfu", "memory_bytes", "eta_s", "comm_s", "comm_exposed_s")
+OF_SPEED = ("step_s", "tokens_per_s", "model_flops_per_s", "mfu", "memory_bytes", "eta_s")
+TIMING = (*OF_SPEED, "comm_s", "comm_exposed_s", "comm")
 # One layer with everything that could break an exact resume: jitter, capacity, balance biases, accumulation, a blend of
 # one corpus.
 RUN = """\

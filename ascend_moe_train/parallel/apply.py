@@ -31,7 +31,7 @@ def parallelize(model: Transformer, mesh: Mesh, config: RunConfig, collectives: 
     placed = placed_by(config, mesh, collectives.rank)
     if mesh.world_size > 1:
         cut_weights(model, placed)
-        tensor_group = collectives.split("tp", mesh.groups(("tp",)))
+        tensor_group = collectives.split("tp", mesh.groups(("tp",))).carrying("activations")
         apply_tensor(model, tensor_group, collectives, by_tokens=config.parallel.sequence_parallel)
         apply_context(model, mesh, config, collectives)
         apply_expert(model, mesh, config, collectives)

@@ -39,7 +39,7 @@ class _Travel:
             with named_errors("all_to_all_v", self._group, self._comm.rank):
                 return self._comm.inner.all_to_all_v(self._group, sent, *counts, self._rows)
 
-        self._arrived = self._comm.begin(call)
+        self._arrived = self._comm.begin("all_to_all_v", self._group, call)
         out[...] = 0
 
     def _finish(self, ticket: Array, out: Array) -> None:

@@ -9,12 +9,14 @@ puts in, in bytes, whatever part of it stays where it is; every verb states its 
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, Self
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
+
+from ascend_moe_train.parallel.contents import Content
 
 Array = NDArray[Any]
 Tensor = Any
@@ -44,12 +46,18 @@ class CommError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Ranks that act together, in the order of their parts, as this rank sees them."""
+    """Ranks that act together, in the order of their parts, as this rank sees them. `content` is what calls on it
+    carry, for those who count; to backends it makes no difference."""
 
     name: str
     ranks: tuple[int, ...]
     index: int
     """This rank's place in `ranks`."""
+    content: Content = "other"
+
+    def carrying(self, content: Content) -> Self:
+        """The same ranks, for calls that carry that."""
+        return replace(self, content=content)
 
     @property
     def size(self) -> int:
@@ -335,6 +343,7 @@ class Call:
     verb: str
     group: str
     payload_bytes: int
+    content: Content = "other"
 
 
 class RecordingComm(ObservedComm):
@@ -354,6 +363,7 @@ class RecordingComm(ObservedComm):
         return found
 
     def _observe(self, verb: str, group: Group, payload: int, call: Callable[[], Any]) -> Any:
-        self.calls.append(Call(number=self._number, verb=verb, group=group.name, payload_bytes=payload))
+        call_of = Call(number=self._number, verb=verb, group=group.name, payload_bytes=payload, content=group.content)
+        self.calls.append(call_of)
         self._number += 1
         return call()

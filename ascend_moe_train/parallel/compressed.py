@@ -20,6 +20,7 @@ from ascend_moe_train.parallel.buckets import Bucket, Share
 from ascend_moe_train.parallel.comm import Collectives, Group, Tensor
 from ascend_moe_train.parallel.compress_costs import TwoStageSizes, is_low_rank
 from ascend_moe_train.parallel.config import CompressConfig
+from ascend_moe_train.parallel.contents import COMPRESSED, Content
 from ascend_moe_train.parallel.flat import Apart, joined, side_by_side
 
 
@@ -87,7 +88,8 @@ class TwoStageBucket(nn.Cell):
         super().__init__()
         self.places, first = bucket, shares[bucket[0]]
         size = sum(shares[i].size for i in bucket)
-        self.mean = TwoStage(collectives, first.group, size, Int8Blocks(), config.block, first.name)
+        group = first.group.carrying(COMPRESSED[config.method])
+        self.mean = TwoStage(collectives, group, size, Int8Blocks(), config.block, first.name)
         self.num_ranks, self.apart = float(first.group.size), Apart([shares[i].shape for i in bucket])
 
     @property
@@ -113,7 +115,8 @@ class LowRankBucket(nn.Cell):
         low = [share for share in own if is_low_rank(share.shape, config.rank)]
         self.matrices = tuple(i for i, share in zip(bucket, own, strict=True) if share in low)
         self.others = tuple(i for i in bucket if i not in self.matrices)
-        self.sum, self.share_of_sum = collectives.all_reduce(group), 1.0 / group.size
+        content: Content = COMPRESSED[config.method] if low else "gradients"
+        self.sum, self.share_of_sum = collectives.all_reduce(group.carrying(content)), 1.0 / group.size
         self.num_ranks = float(group.size)
         factors = [empty(prod(s.shape[1:]), config.rank, is_trained=False, name=f"factor.{s.name}") for s in low]
         for factor, share in zip(factors, low, strict=True):

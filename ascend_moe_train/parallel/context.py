@@ -35,7 +35,7 @@ def apply_context(model: Transformer, mesh: Mesh, config: RunConfig, collectives
     """
     if mesh.cp == 1:
         return
-    group = collectives.split("cp", mesh.groups(("cp",)))
+    group = collectives.split("cp", mesh.groups(("cp",))).carrying("keys and values")
     seq_len, made = config.data.seq_len, {}
     for block in blocks(model):
         attn: Any = block.attn
@@ -98,7 +98,7 @@ class SequenceOrder:
         self.into_order = _Taken(np.argsort(by_rank_A).astype(np.int32))
         self.by_rank = _Taken(by_rank_A)
         self.own_S = ms.Tensor(places[group.index])
-        self.gather = collectives.all_gather(group)
+        self.gather = collectives.all_gather(group.carrying("figures"))
 
     def joined(self, x_NBS: Tensor) -> Tensor:
         """(N, B, S, D) -> (B, A, D)."""

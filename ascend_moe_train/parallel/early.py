@@ -15,6 +15,7 @@ from mindspore import nn, ops
 from ascend_moe_train.parallel.buckets import Bucket, Share
 from ascend_moe_train.parallel.callback import host_operator
 from ascend_moe_train.parallel.comm import Array, CommError, Operator, Tensor, Wire
+from ascend_moe_train.parallel.contents import gradients_in
 from ascend_moe_train.parallel.flat import Apart
 from ascend_moe_train.parallel.queued import QueuedComm
 from ascend_moe_train.parallel.watched import named_errors
@@ -25,7 +26,7 @@ class EarlyBucket:
 
     def __init__(self, bucket: Bucket, shares: Sequence[Share], comm: QueuedComm, wire: Wire | None) -> None:
         first = shares[bucket[0]]
-        self._comm, self._group, self._wire = comm, first.group, wire
+        self._comm, self._group, self._wire = comm, first.group.carrying(gradients_in(wire)), wire
         self._is_whole = first.form == "whole"
         sizes = [prod(shares[i].updated_shape) for i in bucket]
         self.size = sum(sizes)
@@ -62,7 +63,7 @@ class EarlyBucket:
                 else:
                     self._comm.inner.reduce_scatter(self._group, flat, self._wire, self._result)
 
-        self._wait = self._comm.begin(call)
+        self._wait = self._comm.begin(verb, self._group, call)
 
     def finish(self, out: Array) -> None:
         """Waits for the sums, and writes them. Raises CommError if they were not on their way."""

@@ -26,6 +26,7 @@ from ascend_moe_train.parallel.admission import Admission, ByPosition, ByProbabi
 from ascend_moe_train.parallel.autodiff import InOrder, gather_sum, scatter_sum
 from ascend_moe_train.parallel.beside import Beside
 from ascend_moe_train.parallel.comm import Collectives, Group, Tensor
+from ascend_moe_train.parallel.contents import Content
 from ascend_moe_train.parallel.exchange import (
     ChunkedRows,
     Exchange,
@@ -257,8 +258,8 @@ def make_dispatcher(
     is how rows move; without one, as they are.
     """
     wire = wire or AsTheyAre()
-    ep = collectives.split("ep", mesh.groups(("ep",)))
-    etp = collectives.split("etp", mesh.groups(("etp",)))
+    ep = collectives.split("ep", mesh.groups(("ep",))).carrying(wire.content)
+    etp = collectives.split("etp", mesh.groups(("etp",))).carrying("expert rows")
     exchange: Exchange = NoExchange()
     whole, sizes = sizes, replace(sizes, chunks=chunks)
     if hierarchical_ranks is not None:
@@ -266,7 +267,7 @@ def make_dispatcher(
         exchange = TwoStepExchange(
             collectives,
             kernels,
-            *_node_groups(mesh, collectives, inside),
+            *_node_groups(mesh, collectives, inside, wire.content),
             send_rows=sizes.send_rows,
             middle_rows=sizes.middle_rows(inside),
             receive_rows=sizes.receive_rows,
@@ -285,11 +286,12 @@ def make_dispatcher(
     return ExpertDispatcher(sizes, ep, etp, collectives, **parts)
 
 
-def _node_groups(mesh: Mesh, collectives: Collectives, inside: int) -> tuple[Group, Group]:
+def _node_groups(mesh: Mesh, collectives: Collectives, inside: int, content: Content) -> tuple[Group, Group]:
     """Of each ep group, the ranks of a node and those with the same place in each node."""
     nodes = [each[i : i + inside] for each in mesh.groups(("ep",)) for i in range(0, mesh.ep, inside)]
     places = [each[i::inside] for each in mesh.groups(("ep",)) for i in range(inside)]
-    return collectives.split("ep inside nodes", nodes), collectives.split("ep across nodes", places)
+    groups = collectives.split("ep inside nodes", nodes), collectives.split("ep across nodes", places)
+    return groups[0].carrying(content), groups[1].carrying(content)
 
 
 def _admission(
@@ -309,7 +311,7 @@ def _admission(
         return ByProbability(
             collectives, stage, E, first=first, num_ranks=P, capacity=capacity, order=order, kernels=kernels
         )
-    group = collectives.split("ep x etp", mesh.groups(("ep", "etp")))
+    group = collectives.split("ep x etp", mesh.groups(("ep", "etp"))).carrying("figures")
     if sizes.receive_rows == sizes.most_rows:
         return Everything(collectives, group, E)
     return WithinBound(collectives, group, E, ep=mesh.ep, etp=mesh.etp, receive_rows=sizes.receive_rows)
@@ -321,7 +323,7 @@ def apply_expert(model: Transformer, mesh: Mesh, config: RunConfig, collectives:
     if moe is None:
         return
     num_tokens = batch.micro_sequences * config.data.seq_len // (mesh.cp * mesh.tp)
-    stage = collectives.split("stage", mesh.groups(STAGE_AXES))
+    stage = collectives.split("stage", mesh.groups(STAGE_AXES)).carrying("figures")
     order = token_order(mesh, stage.ranks, batch.micro_sequences, config.data.seq_len)
     place_T = order.place_WT[stage.index]
     figures = GlobalFigures(

@@ -16,6 +16,7 @@ from ascend_moe_train.model.layers import Embedding, Linear, empty
 from ascend_moe_train.model.transformer import Transformer
 from ascend_moe_train.parallel.buckets import Share, is_repeated
 from ascend_moe_train.parallel.comm import Collectives, Tensor, Wire
+from ascend_moe_train.parallel.contents import gradients_in
 from ascend_moe_train.parallel.reduction import Late
 from ascend_moe_train.parallel.scaled import summing
 from ascend_moe_train.parallel.zero_costs import Uses
@@ -37,11 +38,12 @@ class _Weight:
         self.shape, self.size, self.part = share.shape, share.size, share.part
         self.num_zeros = share.part * share.group.size - share.size
         self.is_trained, self.is_repeated = share.is_trained, is_repeated(share)
-        self.gather, self.late = collectives.all_gather(share.group), Late()
-        self.scatter = summing(collectives, share.group, collectives.reduce_scatter(share.group, wire), wire)
+        self.gather, self.late = collectives.all_gather(share.group.carrying("weights")), Late()
+        group = share.group.carrying(gradients_in(wire))
+        self.scatter = summing(collectives, group, collectives.reduce_scatter(group, wire), wire)
         if share.neighbours is not None:
             self.alone = share.size - share.num_repeated
-            neighbours = share.neighbours
+            neighbours = share.neighbours.carrying(gradients_in(wire))
             call = collectives.all_reduce(neighbours, wire=wire)
             self.sum_over_neighbours = summing(collectives, neighbours, call, wire)
 

@@ -124,7 +124,7 @@ def site_of(config: RunConfig, mesh: Mesh, comm: Comm, device: Collectives | Non
     tokens = config.batch.micro_sequences * config.data.seq_len // mesh.cp
     rows = tokens // mesh.tp if config.parallel.sequence_parallel else tokens
     shape, dtype = (rows, config.model.hidden), DTYPES[config.run.precision]
-    column = comm.split("pp", mesh.groups(("pp",)))
+    column = comm.split("pp", mesh.groups(("pp",))).carrying("figures")
     ends = _ends(mesh, comm, stages, here)
     if device is None:
         host_dtype = np.float32 if config.run.precision == "fp32" else np.float16
@@ -152,7 +152,7 @@ def _ends(mesh: Mesh, comm: Comm, stages: Stages, stage: int) -> dict[Kind, tupl
     columns, n = mesh.groups(("pp",)), stages.num_stages
     around = [part for ranks in columns for part in ((ranks[0], ranks[-1]), *((rank,) for rank in ranks[1:-1]))]
     groups = {
-        way: comm.split(f"pp {way}", around if "around" in way else columns)
+        way: comm.split(f"pp {way}", around if "around" in way else columns).carrying("activations")
         for way in WAYS
         if stages.chunks > 1 or "around" not in way
     }

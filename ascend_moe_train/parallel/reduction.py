@@ -17,6 +17,7 @@ from ascend_moe_train.model.each import for_each, picked
 from ascend_moe_train.parallel.buckets import Bucket, Share
 from ascend_moe_train.parallel.comm import Collectives, Tensor, Wire
 from ascend_moe_train.parallel.compressed import LowRankBucket, TwoStageBucket
+from ascend_moe_train.parallel.contents import gradients_in
 from ascend_moe_train.parallel.early import AwaitedBucket, EarlySums
 from ascend_moe_train.parallel.flat import Apart, joined
 from ascend_moe_train.parallel.scaled import summing
@@ -52,7 +53,8 @@ class _ReduceBucket(nn.Cell):
         first = shares[bucket[0]]
         is_whole = first.form == "whole"
         make = collectives.all_reduce if is_whole else collectives.reduce_scatter
-        self.sum_over_group = summing(collectives, first.group, make(first.group, wire=wire), wire)
+        group = first.group.carrying(gradients_in(wire))
+        self.sum_over_group = summing(collectives, group, make(group, wire=wire), wire)
         self.places, self.num_rows = bucket, 1 if is_whole else first.group.size
         shapes = [shares[i].updated_shape for i in bucket]
         self.num_zeros = tuple(
@@ -79,6 +81,7 @@ class _RepeatedBucket(nn.Cell):
     def __init__(self, bucket: Bucket, shares: Sequence[Share], collectives: Collectives, wire: Wire | None) -> None:
         super().__init__()
         neighbours: Any = shares[bucket[0]].neighbours
+        neighbours = neighbours.carrying(gradients_in(wire))
         self.sum_over_neighbours = summing(collectives, neighbours, collectives.all_reduce(neighbours, wire=wire), wire)
         self.places, self.starts = bucket, tuple(shares[i].size - shares[i].num_repeated for i in bucket)
         self.apart = Apart([(shares[i].num_repeated,) for i in bucket])
@@ -104,7 +107,7 @@ class _GatherBucket(nn.Cell):
     def __init__(self, bucket: Bucket, places: Mapping[int, int], shares: Sequence[Share], collectives: Collectives):
         super().__init__()
         group = shares[bucket[0]].group
-        self.gather, self.num_rows, self.late = collectives.all_gather(group), group.size, Late()
+        self.gather, self.num_rows, self.late = collectives.all_gather(group.carrying("weights")), group.size, Late()
         self.places = tuple(places[i] for i in bucket)
         self.parts = tuple(shares[i].part for i in bucket)
         self.shapes = tuple(shares[i].shape for i in bucket)
@@ -166,7 +169,7 @@ class ShardedReduction(nn.Cell):
         self.sketch = Sketch(left, shares) if left else None
         self.figure_weights = ms.Tensor(np.array(figure_weights, np.float32))
         self.nothing = ms.Tensor(np.zeros(1, np.float32))
-        self.sum_over_world = collectives.all_reduce(collectives.world)
+        self.sum_over_world = collectives.all_reduce(collectives.world.carrying("figures"))
         among_parts = {i: place for place, i in enumerate(weights)}
         self.published = nn.CellList([_GatherBucket(b, among_parts, shares, collectives) for b in buckets.published])
         self.parts = ms.ParameterTuple(list(parts))

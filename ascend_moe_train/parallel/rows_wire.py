@@ -14,6 +14,7 @@ from ascend_moe_train.optim.codecs import Codec, Int8Blocks
 from ascend_moe_train.parallel.callback import host_operator
 from ascend_moe_train.parallel.comm import Array, Operator, Tensor
 from ascend_moe_train.parallel.config import ExpertWire
+from ascend_moe_train.parallel.contents import Content, rows_in
 from ascend_moe_train.parallel.scaled import LARGEST, PowerOfTwo
 from ascend_moe_train.parallel.shaping import identity
 
@@ -23,12 +24,17 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 class RowsWire(Protocol):
     """How rows move."""
 
+    content: Content
+    """What they are on their way."""
+
     def moved(self, call: Operator, x_ND: Tensor, send_n: Tensor, recv_n: Tensor) -> Tensor:
         """What `call`, an all_to_all_v, makes of rows, in the dtype of x."""
 
 
 class AsTheyAre:
     """In their own dtype: D elements."""
+
+    content: Content = "expert rows"
 
     def moved(self, call: Operator, x_ND: Tensor, send_n: Tensor, recv_n: Tensor) -> Tensor:
         """See RowsWire."""
@@ -37,6 +43,8 @@ class AsTheyAre:
 
 class InBf16:
     """Rounded to bf16: 2 D bytes. To the host, which graphs give no bf16, as the 16 bits of it."""
+
+    content: Content = "expert rows bf16"
 
     def __init__(self, *, on_host: bool) -> None:
         self.narrowed: Operator = _as_bf16
@@ -54,8 +62,8 @@ class InBf16:
 class InCodes:
     """As codes, and after them 4 bytes for each row's scale."""
 
-    def __init__(self, codec: Codec) -> None:
-        self.codec = codec
+    def __init__(self, codec: Codec, content: Content) -> None:
+        self.codec, self.content = codec, content
 
     def moved(self, call: Operator, x_ND: Tensor, send_n: Tensor, recv_n: Tensor) -> Tensor:
         """See RowsWire."""
@@ -89,9 +97,9 @@ def rows_wire(name: ExpertWire | None, *, on_host: bool) -> RowsWire:
         case "bf16":
             return InBf16(on_host=on_host)
         case "fp16":
-            return InCodes(ScaledFp16())
+            return InCodes(ScaledFp16(), rows_in("fp16"))
         case "int8":
-            return InCodes(Int8Blocks())
+            return InCodes(Int8Blocks(), rows_in("int8"))
     return AsTheyAre()
 
 

@@ -15,30 +15,40 @@ from ascend_moe_train.parallel.comm import Comm, Group, ObservedComm
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Seconds = Annotated[float, Field(ge=0)]
+Name = Annotated[str, Field(max_length=64)]
+_Key = tuple[str, str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommTotal:
-    """All calls of a verb in a group. `payload_bytes` is the verb's payload on this rank (see `comm.Comm`), `total_s`
-    what the calls took, with what this rank waited in them for others to come."""
+    """All calls of a verb in a group that carry the same (`contents.Content`). `payload_bytes` is the verb's payload on
+    this rank (see `comm.Comm`), `total_s` what the calls took, with what this rank waited in them for others to come,
+    `exposed_s` how long the step stood still for them; None in records of before it was known."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
 
-    verb: str
-    group: str
+    verb: Name
+    group: Name
     calls: Count
     payload_bytes: Count
     total_s: Seconds
+    content: Name = "other"
+    exposed_s: Seconds | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepComm:
     """Of one step on one rank. `total_s` is the sum over all calls, `exposed_s` how long the step stood still for
-    them; `calls` are added up by verb and group, in the order of their first."""
+    them; `calls` are added up by verb, group and content, in the order of their first."""
 
     total_s: float
     exposed_s: float
     calls: tuple[CommTotal, ...]
+
+    @property
+    def payload_bytes(self) -> int:
+        """Of all calls."""
+        return sum(each.payload_bytes for each in self.calls)
 
 
 class Spans:
@@ -46,40 +56,51 @@ class Spans:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._ran: dict[tuple[str, str], tuple[int, int, float]] = {}
-        self._exposed_s = 0.0
+        self._ran: dict[_Key, tuple[int, int, float]] = {}
+        self._exposed_s: dict[_Key, float] = {}
 
-    def ran(self, verb: str, group_name: str, payload_bytes: int, seconds: float) -> None:
+    def ran(self, verb: str, group: Group, payload_bytes: int, seconds: float) -> None:
         """A call is over, which took so long."""
+        key = verb, group.name, group.content
         with self._lock:
-            calls, moved, total_s = self._ran.get((verb, group_name), (0, 0, 0.0))
-            self._ran[verb, group_name] = calls + 1, moved + payload_bytes, total_s + seconds
+            calls, moved, total_s = self._ran.get(key, (0, 0, 0.0))
+            self._ran[key] = calls + 1, moved + payload_bytes, total_s + seconds
 
-    def waited(self, seconds: float) -> None:
+    def waited(self, verb: str, group: Group, seconds: float) -> None:
         """The step has stood still for a call for so long."""
+        key = verb, group.name, group.content
         with self._lock:
-            self._exposed_s += seconds
+            self._exposed_s[key] = self._exposed_s.get(key, 0.0) + seconds
 
     def take(self) -> StepComm:
         """What has been told since this was called last."""
         with self._lock:
             ran, exposed_s = self._ran, self._exposed_s
-            self._ran, self._exposed_s = {}, 0.0
+            self._ran, self._exposed_s = {}, {}
         calls = tuple(
-            CommTotal(verb=verb, group=group, calls=count, payload_bytes=moved, total_s=total_s)
-            for (verb, group), (count, moved, total_s) in ran.items()
+            CommTotal(
+                verb=key[0],
+                group=key[1],
+                content=key[2],
+                calls=count,
+                payload_bytes=moved,
+                total_s=total_s,
+                exposed_s=exposed_s.get(key, 0.0),
+            )
+            for key, (count, moved, total_s) in ran.items()
         )
-        return StepComm(total_s=sum(each.total_s for each in calls), exposed_s=exposed_s, calls=calls)
+        total_s = sum(each.total_s for each in calls)
+        return StepComm(total_s=total_s, exposed_s=sum(exposed_s.values()), calls=calls)
 
 
 class TimedComm(ObservedComm):
-    """Tells `on_span` of every call that moves something or waits for others: verb, group's name, payload in bytes,
+    """Tells `on_span` of every call that moves something or waits for others: verb, group, payload in bytes, and
     seconds."""
 
     def __init__(
         self,
         inner: Comm,
-        on_span: Callable[[str, str, int, float], None],
+        on_span: Callable[[str, Group, int, float], None],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         super().__init__(inner)
@@ -89,5 +110,5 @@ class TimedComm(ObservedComm):
         start_s = self._clock()
         result = call()
         if verb != "split" and group.size > 1:
-            self._on_span(verb, group.name, payload, self._clock() - start_s)
+            self._on_span(verb, group, payload, self._clock() - start_s)
         return result

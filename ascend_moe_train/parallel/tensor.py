@@ -142,6 +142,7 @@ class _VocabularyLoss:
 
     def __init__(self, base: Kernels, group: Group, collectives: Collectives) -> None:
         self.base, self.index = base, group.index
+        group = group.carrying("figures")
         self.maximum = collectives.all_reduce(group, "max")
         self.sum = autodiff.reduce(collectives, group)
 

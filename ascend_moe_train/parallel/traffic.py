@@ -14,6 +14,7 @@ from dataclasses import replace
 from ascend_moe_train.config import RunConfig
 from ascend_moe_train.model.config import MoEConfig
 from ascend_moe_train.model.counts import moe_layers
+from ascend_moe_train.parallel.contents import Content, rows_in
 from ascend_moe_train.parallel.expert_sizes import ExpertSizes, row_bytes
 from ascend_moe_train.parallel.mesh import Mesh, num_micro
 from ascend_moe_train.parallel.places import token_order
@@ -21,7 +22,8 @@ from ascend_moe_train.parallel.recomputed import keeps_inputs, passes, runs_agai
 from ascend_moe_train.parallel.stages import Stages, stages_of
 
 Traffic = dict[tuple[str, str], int]
-_Sent = Iterator[tuple[str, str, str, int]]  # way, verb, group, payload bytes
+Sent = dict[tuple[str, str, Content], int]
+_Sent = Iterator[tuple[str, str, str, Content, int]]  # way, verb, group, what the payload is, its bytes
 
 _FP32_BYTES = 4
 _EXCHANGED = {
@@ -31,8 +33,16 @@ _EXCHANGED = {
 
 
 def model_traffic(run: RunConfig, mesh: Mesh, accepted: Sequence[int]) -> Traffic:
-    """(verb, group) -> payload bytes of all ranks in one step. `accepted` are the assignments of each layer of experts
-    that were not dropped.
+    """`model_sent` without what the payloads are."""
+    found: Traffic = defaultdict(int)
+    for (verb, group, _), size_bytes in model_sent(run, mesh, accepted).items():
+        found[verb, group] += size_bytes
+    return {key: size_bytes for key, size_bytes in found.items() if size_bytes}
+
+
+def model_sent(run: RunConfig, mesh: Mesh, accepted: Sequence[int]) -> Sent:
+    """(verb, group, content) -> payload bytes of all ranks in one step. `accepted` are the assignments of each layer of
+    experts that were not dropped.
 
     tp, of a micro-batch on each rank, in one pass forward and one backward (Korthikanti et al., 2022, section 4.2.2):
 
@@ -54,14 +64,14 @@ def model_traffic(run: RunConfig, mesh: Mesh, accepted: Sequence[int]) -> Traffi
     T D a (t D a) bytes are sent each way on every rank, and every rank tells the others of its column the counts of a
     step.
     """
-    totals: Traffic = defaultdict(int)
+    totals: Sent = defaultdict(int)
     stages, micro_batches = stages_of(run), num_micro(run.batch, mesh)
     ranks = mesh.world_size // mesh.pp
     for virtual_stage in range(len(stages.bounds)):
         forward, backward = stages.passes(virtual_stage, run.parallel.schedule)
         times_of = {"forward": forward, "backward": backward, "forward alone": forward - backward}
-        for way, verb, group, payload_bytes in _of_stage(run, mesh, stages, virtual_stage):
-            totals[verb, group] += ranks * micro_batches * times_of[way] * payload_bytes
+        for way, verb, group, content, payload_bytes in _of_stage(run, mesh, stages, virtual_stage):
+            totals[verb, group, content] += ranks * micro_batches * times_of[way] * payload_bytes
     if run.model.moe is not None and mesh.ep > 1:
         of_row = row_bytes(run.model.hidden, _activation_bytes(run), run.parallel.expert_wire)
         again = {f"layers.{layer}." for layer in range(run.model.num_layers) if runs_again(run, layer)}
@@ -70,15 +80,15 @@ def model_traffic(run: RunConfig, mesh: Mesh, accepted: Sequence[int]) -> Traffi
             forward, backward = passes(run, prefix)
             times = forward + backward * (2 if prefix in again else 1)
             for group in ("ep inside nodes", "ep across nodes") if nodes else ("ep",):
-                totals["all_to_all_v", group] += times * 2 * rows * of_row
+                totals["all_to_all_v", group, rows_in(run.parallel.expert_wire)] += times * 2 * rows * of_row
     if mesh.pp > 1:
         sent = ranks * micro_batches * _stream_bytes(run, mesh)
         for way in ("pp forward", "pp backward"):
-            totals["send", way] = sent * (len(stages.bounds) - stages.chunks)
-            totals["send", f"{way} around"] = sent * (stages.chunks - 1)
+            totals["send", way, "activations"] = sent * (len(stages.bounds) - stages.chunks)
+            totals["send", f"{way} around", "activations"] = sent * (stages.chunks - 1)
         experts = run.model.moe.num_experts if run.model.moe is not None else 1
         counts_bytes = 8 * max(1, len(moe_layers(run.model))) * experts
-        totals["all_reduce", "pp"] = mesh.world_size * counts_bytes
+        totals["all_reduce", "pp", "figures"] = mesh.world_size * counts_bytes
     return {key: size_bytes for key, size_bytes in totals.items() if size_bytes}
 
 
@@ -123,12 +133,12 @@ def _of_stage(run: RunConfig, mesh: Mesh, stages: Stages, virtual_stage: int) ->
     blocks = [*range(first, stop), *(range(model.num_layers, model.num_layers + depth) if is_last else ())]
     for layer in blocks:
         is_kept = keeps_inputs(run, layer)
-        for way, verb, group, payload_bytes in _block(run, mesh, is_moe=model.is_moe(layer)):
-            yield ("forward alone" if is_kept and way == "forward" else way), verb, group, payload_bytes
+        for way, verb, group, content, size_bytes in _block(run, mesh, is_moe=model.is_moe(layer)):
+            yield ("forward alone" if is_kept and way == "forward" else way), verb, group, content, size_bytes
         if runs_again(run, layer):
             yield from _block_again(run, mesh, is_moe=model.is_moe(layer))
     if mesh.cp > 1 and depth > 0 and is_last:
-        yield "forward", "all_gather", "cp", 3 * 4 * _tokens(run, mesh)
+        yield "forward", "all_gather", "cp", "figures", 3 * 4 * _tokens(run, mesh)
     embeddings, heads = (virtual_stage == 0) + depth * is_last, (1 + depth) * is_last
     if mesh.tp == 1:
         return
@@ -136,14 +146,14 @@ def _of_stage(run: RunConfig, mesh: Mesh, stages: Stages, virtual_stage: int) ->
     whole = T * model.hidden * _activation_bytes(run)
     entering = "forward alone" if virtual_stage == 0 and keeps_inputs(run, 0) else "forward"
     if run.parallel.sequence_parallel:
-        yield entering, "reduce_scatter", "tp", embeddings * whole
-        yield "backward", "all_gather", "tp", embeddings * (whole // mesh.tp)
-        yield "forward", "all_gather", "tp", heads * (whole // mesh.tp)
-        yield "backward", "reduce_scatter", "tp", heads * whole
+        yield entering, "reduce_scatter", "tp", "activations", embeddings * whole
+        yield "backward", "all_gather", "tp", "activations", embeddings * (whole // mesh.tp)
+        yield "forward", "all_gather", "tp", "activations", heads * (whole // mesh.tp)
+        yield "backward", "reduce_scatter", "tp", "activations", heads * whole
     else:
-        yield entering, "all_reduce", "tp", embeddings * whole
-        yield "backward", "all_reduce", "tp", heads * whole
-    yield "forward", "all_reduce", "tp", heads * 3 * T * _FP32_BYTES
+        yield entering, "all_reduce", "tp", "activations", embeddings * whole
+        yield "backward", "all_reduce", "tp", "activations", heads * whole
+    yield "forward", "all_reduce", "tp", "figures", heads * 3 * T * _FP32_BYTES
 
 
 def _block(run: RunConfig, mesh: Mesh, *, is_moe: bool) -> _Sent:
@@ -158,13 +168,13 @@ def _block(run: RunConfig, mesh: Mesh, *, is_moe: bool) -> _Sent:
     of_shared = 1 if moe is not None and is_moe and moe.shared_ffn else 0
     for way in ("forward", "backward") if mesh.tp > 1 else ():
         if is_split:
-            yield way, "all_gather", "tp", summed * part
-            yield way, "reduce_scatter", "tp", summed * whole
+            yield way, "all_gather", "tp", "activations", summed * part
+            yield way, "reduce_scatter", "tp", "activations", summed * whole
         else:
-            yield way, "all_reduce", "tp", summed * whole
-            yield way, "all_gather", "tp", is_moe * part
-        yield way, "all_gather", "tp", of_shared * part
-        yield way, "reduce_scatter", "tp", of_shared * whole
+            yield way, "all_reduce", "tp", "activations", summed * whole
+            yield way, "all_gather", "tp", "activations", is_moe * part
+        yield way, "all_gather", "tp", "activations", of_shared * part
+        yield way, "reduce_scatter", "tp", "activations", of_shared * whole
     if moe is not None and is_moe and mesh.world_size > mesh.pp:
         yield from _experts(run, moe, mesh)
 
@@ -177,42 +187,42 @@ def _context(run: RunConfig, mesh: Mesh) -> _Sent:
     if run.parallel.context == "ring":
         passed = T * kv_heads * size
         once = (n - 1) * passed * _activation_bytes(run)
-        yield "forward", "all_to_all_v", "cp", once
-        yield "backward", "all_to_all_v", "cp", once + n * passed * _FP32_BYTES
+        yield "forward", "all_to_all_v", "cp", "keys and values", once
+        yield "backward", "all_to_all_v", "cp", "keys and values", once + n * passed * _FP32_BYTES
         return
-    yield "forward", "all_gather", "cp", 4 * T
+    yield "forward", "all_gather", "cp", "figures", 4 * T
     for way in ("forward", "backward"):
-        yield way, "all_to_all", "cp", T * (heads + max(n, kv_heads)) * size * _activation_bytes(run)
+        yield way, "all_to_all", "cp", "keys and values", T * (heads + max(n, kv_heads)) * size * _activation_bytes(run)
 
 
 def _block_again(run: RunConfig, mesh: Mesh, *, is_moe: bool) -> _Sent:
     """What a block does forward, in the backward pass: all but what only puts its output together."""
     whole = _tokens(run, mesh) * run.model.hidden * _activation_bytes(run)
-    for way, verb, group, payload_bytes in _block(run, mesh, is_moe=is_moe):
+    for way, verb, group, content, size_bytes in _block(run, mesh, is_moe=is_moe):
         if way == "forward":
-            yield "backward", verb, group, payload_bytes
+            yield "backward", verb, group, content, size_bytes
     if mesh.tp > 1 and not run.parallel.sequence_parallel:
         if is_moe:
-            yield "backward", "all_gather", "tp", -whole // mesh.tp
+            yield "backward", "all_gather", "tp", "activations", -whole // mesh.tp
         else:
-            yield "backward", "all_reduce", "tp", -whole
+            yield "backward", "all_reduce", "tp", "activations", -whole
 
 
 def _experts(run: RunConfig, moe: MoEConfig, mesh: Mesh) -> _Sent:
     """One layer's, but for the rows that ep ranks exchange."""
     sequences = mesh.dp * run.batch.micro_sequences if moe.aux_loss_scope == "sequence" else 1
-    yield "forward", "all_reduce", "stage", _FP32_BYTES * (2 * sequences * moe.num_experts + 1)
+    yield "forward", "all_reduce", "stage", "figures", _FP32_BYTES * (2 * sequences * moe.num_experts + 1)
     sizes = ExpertSizes.of(moe, mesh, _tokens(run, mesh) // mesh.tp, run.parallel.receive_factor)
     if moe.capacity_factor is not None:
-        yield "forward", "all_gather", "stage", _FP32_BYTES * _admission_numbers(run, moe, mesh, sizes)
+        yield "forward", "all_gather", "stage", "figures", _FP32_BYTES * _admission_numbers(run, moe, mesh, sizes)
     elif mesh.ep * mesh.etp > 1:
-        yield "forward", "all_gather", "ep x etp", _FP32_BYTES * moe.num_experts
+        yield "forward", "all_gather", "ep x etp", "figures", _FP32_BYTES * moe.num_experts
     if mesh.etp > 1:
         chunks = run.parallel.expert_chunks
         rows_bytes = chunks * replace(sizes, chunks=chunks).receive_rows * run.model.hidden * _activation_bytes(run)
         for way in ("forward", "backward"):
-            yield way, "all_gather", "etp", rows_bytes
-            yield way, "reduce_scatter", "etp", mesh.etp * rows_bytes
+            yield way, "all_gather", "etp", "expert rows", rows_bytes
+            yield way, "reduce_scatter", "etp", "expert rows", mesh.etp * rows_bytes
 
 
 def _admission_numbers(run: RunConfig, moe: MoEConfig, mesh: Mesh, sizes: ExpertSizes) -> int:

@@ -27,6 +27,7 @@ from ascend_moe_train.parallel.agree import sum_floats
 from ascend_moe_train.parallel.buckets import CLASSES, Bucket, Form, Share, share_of
 from ascend_moe_train.parallel.comm import Collectives, Comm, Tensor, Wire
 from ascend_moe_train.parallel.compressed import TwoStage
+from ascend_moe_train.parallel.contents import COMPRESSED
 from ascend_moe_train.parallel.cuts import GROUP_AXES, gradient_groups
 from ascend_moe_train.parallel.early import EarlySums
 from ascend_moe_train.parallel.gather import gather_on_use, gathered_names
@@ -262,7 +263,8 @@ def _momenta(
     means = []
     for bucket in buckets:
         first, size = shares[bucket[0]], sum(shares[i].size for i in bucket)
-        means.append(TwoStage(collectives, first.group, size, SignBits(), plan.compress.block, first.name))
+        group = first.group.carrying(COMPRESSED[plan.compress.method])
+        means.append(TwoStage(collectives, group, size, SignBits(), plan.compress.block, first.name))
     reduction = _reduction(plan, kept, own, mesh, collectives, leaves_momenta=True)
     return Momenta(buckets=buckets, means=means, reduction=reduction)
 

@@ -12,11 +12,13 @@ from ascend_moe_train.parallel.buckets import ELEMENT_BYTES, Bucket, Buckets, Sh
 from ascend_moe_train.parallel.comm import WIRE_DTYPES, Group, Wire
 from ascend_moe_train.parallel.compress_costs import BITS, TwoStageSizes, low_rank_bytes
 from ascend_moe_train.parallel.config import CompressConfig
+from ascend_moe_train.parallel.contents import COMPRESSED, Content, gradients_in
 
 NOT_COMPRESSED = CompressConfig()
 NUM_FIGURES = 5  # see optim/reduction.py
 SKETCH_COLUMNS = 256  # see parallel/sketch.py
 Traffic = dict[tuple[str, str], tuple[int, int]]
+Sent = dict[tuple[str, str, Content], tuple[int, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +134,17 @@ def _two_stage(plan: ZeroPlan, shares: Sequence[Share]) -> TwoStageSizes:
 
 
 def zero_traffic(plan: ZeroPlan, num_micro: int, *, sends_momenta: bool = False) -> Traffic:
-    """(verb, group) -> calls and payload bytes (see `comm.Comm`) of a rank in one optimizer step; `sends_momenta`: of
-    one with 1-bit Adam's second moments fixed.
+    """`zero_sent` without what the payloads are."""
+    found: Traffic = {}
+    for (verb, group, _), (calls, size_bytes) in zero_sent(plan, num_micro, sends_momenta=sends_momenta).items():
+        before = found.get((verb, group), (0, 0))
+        found[verb, group] = before[0] + calls, before[1] + size_bytes
+    return found
+
+
+def zero_sent(plan: ZeroPlan, num_micro: int, *, sends_momenta: bool = False) -> Sent:
+    """(verb, group, content) -> calls and payload bytes (see `comm.Comm`) of a rank in one optimizer step;
+    `sends_momenta`: of one with 1-bit Adam's second moments fixed.
 
     r = 1 in stages 0 and 1, m in stages 2 and 3; what is repeated has q elements in rows that neighbours have too:
 
@@ -157,7 +168,7 @@ def zero_traffic(plan: ZeroPlan, num_micro: int, *, sends_momenta: bool = False)
     wire_bytes = ELEMENT_BYTES if plan.wire is None else WIRE_DTYPES[plan.wire].itemsize
     reductions = num_micro if plan.stage > 1 else 1
     trained, buckets = plan.trained, plan.buckets
-    sent = _Sent(is_scaled=plan.wire == "fp16")
+    sent = _Sent(gradients_in(plan.wire), is_scaled=plan.wire == "fp16")
     for bucket in buckets.repeated:
         shares = [trained[i] for i in bucket]
         sent.add_sum("all_reduce", shares[0].neighbours, reductions, wire_bytes * sum(s.num_repeated for s in shares))
@@ -171,47 +182,49 @@ def zero_traffic(plan: ZeroPlan, num_micro: int, *, sends_momenta: bool = False)
         sent.add_sum("all_reduce" if is_whole else "reduce_scatter", group, reductions, wire_bytes * elements)
     for bucket in buckets.published:
         shares = [trained[i] for i in bucket]
-        sent.add("all_gather", shares[0].group, 1, ELEMENT_BYTES * sum(share.part for share in shares))
+        sent.add("all_gather", shares[0].group, "weights", 1, ELEMENT_BYTES * sum(share.part for share in shares))
     for share in plan.shares:
         if share.form != "on_use":
             continue
         gathers, times = num_micro * plan.uses[share.name].gathers, num_micro * plan.uses[share.name].reductions
-        sent.add("all_gather", share.group, gathers, ELEMENT_BYTES * share.part)
+        sent.add("all_gather", share.group, "weights", gathers, ELEMENT_BYTES * share.part)
         sent.add_sum("reduce_scatter", share.group, times, wire_bytes * share.part * share.group.size)
         if is_repeated(share):
             sent.add_sum("all_reduce", share.neighbours, times, wire_bytes * share.num_repeated)
     has_sketch = sends_momenta and any(plan.sends_momenta(bucket) for bucket in buckets.reduced)
     columns = SKETCH_COLUMNS if has_sketch else 0
-    sent.add("all_reduce", plan.world, 1, ELEMENT_BYTES * (NUM_FIGURES + len(plan.names) + columns))
-    return sent.traffic
+    sent.add("all_reduce", plan.world, "figures", 1, ELEMENT_BYTES * (NUM_FIGURES + len(plan.names) + columns))
+    return sent.found
 
 
 def _add_compressed(sent: "_Sent", plan: ZeroPlan, shares: Sequence[Share]) -> None:
     compress, group = plan.compress, shares[0].group
     if compress.method == "powersgd":
         size_bytes, lost_bytes = low_rank_bytes([share.shape for share in shares], compress.rank)
-        sent.add_bytes("all_reduce", group, 2 if lost_bytes else 1, size_bytes)
+        content: Content = COMPRESSED[compress.method] if lost_bytes else "gradients"
+        sent.add_bytes("all_reduce", group, content, 2 if lost_bytes else 1, size_bytes)
         return
     for verb, size_bytes in _two_stage(plan, shares).sent_bytes(BITS[compress.method]).items():
-        sent.add_bytes(verb, group, 2, size_bytes)
+        sent.add_bytes(verb, group, COMPRESSED[compress.method], 2, size_bytes)
 
 
 class _Sent:
     """Adds up calls."""
 
-    def __init__(self, *, is_scaled: bool) -> None:
-        self.traffic: Traffic = {}
+    def __init__(self, gradients: Content, *, is_scaled: bool) -> None:
+        self.found: Sent = {}
+        self._gradients: Content = gradients
         self._is_scaled = is_scaled
 
     def add_sum(self, verb: str, group: Group | None, times: int, size_bytes: int) -> None:
-        self.add(verb, group, times, size_bytes)
+        self.add(verb, group, self._gradients, times, size_bytes)
         if self._is_scaled:
-            self.add("all_reduce", group, times, ELEMENT_BYTES)
+            self.add("all_reduce", group, self._gradients, times, ELEMENT_BYTES)
 
-    def add(self, verb: str, group: Group | None, times: int, size_bytes: int) -> None:
-        self.add_bytes(verb, group, times, times * size_bytes)
+    def add(self, verb: str, group: Group | None, content: Content, times: int, size_bytes: int) -> None:
+        self.add_bytes(verb, group, content, times, times * size_bytes)
 
-    def add_bytes(self, verb: str, group: Group | None, calls: int, size_bytes: int) -> None:
+    def add_bytes(self, verb: str, group: Group | None, content: Content, calls: int, size_bytes: int) -> None:
         if group is not None and group.size > 1 and calls:
-            before, total_bytes = self.traffic.get((verb, group.name), (0, 0))
-            self.traffic[verb, group.name] = before + calls, total_bytes + size_bytes
+            before, total_bytes = self.found.get((verb, group.name, content), (0, 0))
+            self.found[verb, group.name, content] = before + calls, total_bytes + size_bytes

@@ -29,7 +29,7 @@ def make_step(
     site: StageSite | None,
 ) -> TrainStep:
     """The step of this rank; `site` is its place in a pipeline. Every rank calls it."""
-    data = comm.split("dp", mesh.groups(("dp",)))
+    data = comm.split("dp", mesh.groups(("dp",))).carrying("figures")
 
     def make_passes(sums: Any) -> Pipeline:
         assert site is not None

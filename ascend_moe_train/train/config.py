@@ -67,7 +67,7 @@ class RunConfigPart(Part):
     `init_from` is a checkpoint (or a folder of checkpoints, of which the newest is meant) whose weights the run starts
     from; without one they are random. A run that has checkpoints of its own goes on from those. With a `sample_prompt`,
     a finished run continues that text and shows it in its report. `log_comm` lists in each record of a step what its
-    collectives took and moved, by verb and group.
+    collectives took and moved, by verb, group and what it was.
     """
 
     dir: Annotated[str, Field(min_length=1)]
@@ -77,7 +77,7 @@ class RunConfigPart(Part):
     kernels: Literal["auto", "portable", "native"] = "auto"
     precision: Literal["fp32", "fp16", "bf16"] = "fp32"
     log_every: PositiveInt = 10
-    log_comm: bool = False
+    log_comm: bool = True
     eval_every: PositiveInt = 200
     eval_sequences: PositiveInt = 64
     peak_flops_per_s: Annotated[float, Field(gt=0)] | None = None

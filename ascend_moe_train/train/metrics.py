@@ -42,8 +42,8 @@ class StepRecord:
     `mfu` is `model_flops_per_s` over the device's peak, None when the peak is unknown. `load` holds each MoE layer's
     share of assignments per expert (each layer sums to 1); it is empty in steps that do not record it. `drop_rate` is
     dropped over routed assignments. `memory_bytes` is resident memory, `eta_s` the time left. `comm_s` is what the
-    first rank's collectives took, `comm_exposed_s` how long its step waited for them, both None where that is not
-    known; `comm` has them by verb and group, in runs that list them.
+    first rank's collectives took, `comm_exposed_s` how long its step waited for them, `comm_bytes` their payload, all
+    None where that is not known; `comm` has them by verb, group and content, in runs that list them.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
@@ -74,6 +74,7 @@ class StepRecord:
     comm_s: float | None = None
     comm_exposed_s: float | None = None
     comm: tuple[CommTotal, ...] = ()
+    comm_bytes: Count | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,6 +247,7 @@ class StepMeter:
             comm_s=None if comm is None else comm.total_s,
             comm_exposed_s=None if comm is None else comm.exposed_s,
             comm=comm.calls if comm is not None and self.lists_comm else (),
+            comm_bytes=None if comm is None else comm.payload_bytes,
         )
 
 

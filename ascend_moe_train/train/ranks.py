@@ -116,9 +116,9 @@ def _by_mpi(config: RunConfig) -> Ranks:
         timed = WatchedComm(TimedComm(slowed, spans.ran), _on_call)
         return _ranks(config, QueuedComm(timed, spans.waited), spans=spans)
 
-    def on_span(verb: str, group_name: str, payload_bytes: int, seconds: float) -> None:
-        spans.ran(verb, group_name, payload_bytes, seconds)
-        spans.waited(seconds)
+    def on_span(verb: str, group: Group, payload_bytes: int, seconds: float) -> None:
+        spans.ran(verb, group, payload_bytes, seconds)
+        spans.waited(verb, group, seconds)
 
     return _ranks(config, WatchedComm(TimedComm(slowed, on_span), _on_call), spans=spans)
 
@@ -158,8 +158,8 @@ def _ranks(config: RunConfig, comm: Comm, device: Collectives | None = None, spa
         comm=comm,
         device=device,
         mesh=mesh,
-        data=comm.split("dp", mesh.groups(("dp",))),
-        counting=comm.split("loss", mesh.groups(("pp", "dp", "cp"))),
+        data=comm.split("dp", mesh.groups(("dp",))).carrying("figures"),
+        counting=comm.split("loss", mesh.groups(("pp", "dp", "cp"))).carrying("figures"),
         progress=progress(),
         spans=spans,
     )

@@ -9,7 +9,7 @@ from ascend_moe_train.errors import MetricsError
 from ascend_moe_train.html_page import filled, policy_hash, script_json
 from ascend_moe_train.train.metrics import replace_file
 from ascend_moe_train.train.report_data import RunData, read_run, series_json, skipped_json
-from ascend_moe_train.train.report_figures import evaluation_table, status, tiles, versions_table
+from ascend_moe_train.train.report_figures import comm_table, evaluation_table, status, tiles, versions_table
 from ascend_moe_train.train.run_info import RunInfo, read_run_info
 
 METRICS_NAME = "metrics.jsonl"
@@ -46,7 +46,7 @@ def render(title: str, data: RunData, info: RunInfo | None, *, config: str | Non
         "skipped": skipped_json(data),
         "heat": data.heat.to_json() if data.heat else None,
     }
-    sections = [_sample_section(sample), evaluation_table(data), _facts_section(config, info)]
+    sections = [_sample_section(sample), evaluation_table(data), comm_table(data), _facts_section(config, info)]
     parts = {
         "title": html.escape(title),
         "status": status(data, info),

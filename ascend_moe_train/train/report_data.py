@@ -14,12 +14,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ascend_moe_train.parallel.spans import CommTotal
 from ascend_moe_train.train.metrics import EvalRecord, Load, StepRecord, read_records
 
 MAX_POINTS = 800
 MAX_MARKS = 400
 MAX_COLUMNS = 320
 MAX_CELLS = 2**21
+MAX_KINDS = 1000
 
 # A heat map cell is one byte: 0 no assignment at all, 1..255 the share over 1/E on a log2 scale of +-HEAT_OCTAVES.
 HEAT_OCTAVES = 4.0
@@ -42,13 +44,33 @@ STEP_SERIES = (
     "memory_bytes",
     "comm_s",
     "comm_exposed_s",
+    "comm_bytes",
 )
 LAYER_SERIES = ("load_cv", "load_max_over_mean", "dead_experts")
 
 
 @dataclass(kw_only=True)
+class CommSum:
+    """What collectives of a kind took and moved in the `steps` that had some."""
+
+    steps: int = 0
+    calls: int = 0
+    payload_bytes: int = 0
+    total_s: float = 0.0
+    exposed_s: float = 0.0
+
+    def add(self, one: CommTotal) -> None:
+        """Takes in those of one step."""
+        self.steps += 1
+        self.calls += one.calls
+        self.payload_bytes += one.payload_bytes
+        self.total_s += one.total_s
+        self.exposed_s += math.nan if one.exposed_s is None else one.exposed_s
+
+
+@dataclass(kw_only=True)
 class RunData:
-    """All scalars of a run (NaN where unknown), the heat map, and its totals."""
+    """All scalars of a run (NaN where unknown), the heat map, and its totals. `comm` is by content, verb and group."""
 
     step: "array[int]" = field(default_factory=lambda: array("q"))
     columns: "dict[str, array[float]]" = field(default_factory=dict)
@@ -58,6 +80,7 @@ class RunData:
     tokens: int = 0
     seconds: float = 0.0
     num_layers: int = 0
+    comm: dict[tuple[str, str, str], CommSum] = field(default_factory=dict)
 
     def column(self, name: str) -> Floats:
         """One scalar over all steps."""
@@ -79,6 +102,10 @@ class RunData:
         self.tokens += record.tokens
         self.seconds += record.step_s if math.isfinite(record.step_s) else 0.0
         self.num_layers = max(self.num_layers, len(record.load_cv))
+        for each in record.comm:
+            key = each.content, each.verb, each.group
+            if key in self.comm or len(self.comm) < MAX_KINDS:
+                self.comm.setdefault(key, CommSum()).add(each)
         if record.load:
             self.heat = self.heat or HeatBins(num_layers=len(record.load), num_experts=len(record.load[0]))
             self.heat.add(record.step, record.load)

@@ -64,6 +64,28 @@ def evaluation_table(data: RunData) -> str:
     )
 
 
+def comm_table(data: RunData) -> str:
+    """What collectives sent and took by content, verb and group, the most bytes first; nothing for a run alone."""
+    if not data.comm:
+        return ""
+    ordered = sorted(data.comm.items(), key=lambda pair: -pair[1].payload_bytes)
+    rows = "".join(
+        f"<tr>{''.join(f'<th scope=row>{html.escape(name)}</th>' for name in names)}<td>{each.steps:,}</td>"
+        f"<td>{each.calls / each.steps:.4g}</td><td>{format_bytes(each.payload_bytes / each.steps)}</td>"
+        f"<td>{format_bytes(each.payload_bytes)}</td><td>{format_seconds(each.total_s / each.steps)}</td>"
+        f"<td>{format_seconds(each.exposed_s / each.steps)}</td></tr>"
+        for names, each in ordered[:MAX_ROWS]
+    )
+    heads = ("what", "verb", "group", "steps", "calls a step", "bytes a step", "bytes", "took a step", "waited a step")
+    head = "".join(f"<th scope=col>{name}</th>" for name in heads)
+    note = "payload of the first rank, and its time; a step that has none of it is not counted"
+    more = f"; {len(ordered) - MAX_ROWS} more kinds" if len(ordered) > MAX_ROWS else ""
+    return (
+        f'<section class="card"><h2>Communication</h2><p class="unit">{note}{more}</p><div class="scroll">'
+        f'<table class="numbers"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></section>'
+    )
+
+
 def versions_table(info: RunInfo | None) -> str:
     """Versions of software and hardware."""
     if info is None:

@@ -67,6 +67,7 @@ def _step_scalars(record: StepRecord) -> dict[str, float | None]:
         "speed/memory_bytes": record.memory_bytes,
         "speed/comm_s": record.comm_s,
         "speed/comm_exposed_s": record.comm_exposed_s,
+        "speed/comm_bytes": record.comm_bytes,
     }
     if record.mtp_loss is not None:
         scalars["loss/mtp"] = record.mtp_loss

@@ -11,7 +11,7 @@ from ascend_moe_train.checkpoint.store import CHECKPOINTS
 from ascend_moe_train.config import RunConfig, load_run
 from ascend_moe_train.parallel.comm import RecordingComm
 from ascend_moe_train.parallel.mesh import num_micro
-from ascend_moe_train.parallel.zero_costs import zero_bytes, zero_traffic
+from ascend_moe_train.parallel.zero_costs import zero_bytes, zero_sent
 from ascend_moe_train.selftest.curve_steps import save, trainer_of
 from ascend_moe_train.train.ranks import Ranks, join
 from ascend_moe_train.train.stop import StopRequest
@@ -45,7 +45,7 @@ def runs(folder: str, method: str) -> dict[str, Any]:
     trainer = _trainer(config, notes)
     figures = [each for count in (2, 3, 2) for each in _unbroken(trainer, count, told)]
     plan, passes = trainer.sharded.plan, num_micro(config.batch, trainer.ranks.mesh)
-    expected = zero_traffic(plan, passes, sends_momenta=trainer.sharded.momenta is not None)
+    expected = zero_sent(plan, passes, sends_momenta=trainer.sharded.momenta is not None)
     states = [*trainer.optimizer.weights, *trainer.optimizer.first, *trainer.optimizer.second]
     kept_bytes = sum(each.asnumpy().nbytes for each in (*states, *trainer.sharded.remembered.values()))
     continued = {}
@@ -58,7 +58,7 @@ def runs(folder: str, method: str) -> dict[str, Any]:
         "notes": notes,
         "told": told,
         "sent": _sent(trainer),
-        "expected": {f"{verb} {group}": size for (verb, group), (_, size) in expected.items()},
+        "expected": {" ".join(key): size for key, (_, size) in expected.items()},
         "kept_bytes": kept_bytes,
         "expected_bytes": zero_bytes(plan, num_micro=1).total,
     }
@@ -95,14 +95,14 @@ def _steps(trainer: Trainer, count: int, told: list[str] | None = None) -> Itera
 
 
 def _sent(trainer: Trainer) -> dict[str, int]:
-    """Payloads of one more step, by verb and group."""
+    """Payloads of one more step, by verb, group and content."""
     recording = _recording(trainer.ranks)
     before = len(recording.calls)
     list(_steps(trainer, 1))
     found: dict[str, int] = {}
     for call in recording.calls[before:]:
-        key = f"{call.verb} {call.group}"
-        if key.endswith(SUMS):
+        key = f"{call.verb} {call.group} {call.content}"
+        if f"{call.verb} {call.group}".endswith(SUMS):
             found[key] = found.get(key, 0) + call.payload_bytes
     return found
 

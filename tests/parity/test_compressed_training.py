@@ -9,6 +9,7 @@ from tests.parity.compressed_training_worker import SAVED, STEPS, WARM_UP
 from tests.ranks import run_ranks
 from tests.small_run import write_run
 
+CONTENT = {"int8": "gradients int8", "powersgd": "gradients powersgd", "onebit_adam": "momenta 1-bit"}
 # steps that are those of whole gradients: before signs are sent, before anything was lost
 EXACT_STEPS = {"onebit_adam": WARM_UP, "int8": 1, "powersgd": 0}
 
@@ -66,8 +67,9 @@ def test_bytes_are_those_of_the_formulas(method: str, of_ranks: list[dict[str, A
             assert result[each]["sent"] == result[each]["expected"]
             assert result[each]["kept_bytes"] == result[each]["expected_bytes"]
     whole, small = (of_ranks[0][name]["sent"] for name in ("none", method))
-    assert small["all_reduce edp"] == whole["all_reduce edp"]
-    dense = [sum(size for key, size in each.items() if key.endswith("dp_cp")) for each in (small, whole)]
+    assert small["all_reduce edp gradients"] == whole["all_reduce edp gradients"]
+    dense = [sum(size for key, size in each.items() if " dp_cp " in key) for each in (small, whole)]
+    assert {key.split(" dp_cp ")[1] for key in small if " dp_cp " in key} == {CONTENT[method]}
     assert dense[0] < 0.7 * dense[1]
 
 

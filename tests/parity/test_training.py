@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ascend_moe_train.parallel.mesh import mesh_of
-from ascend_moe_train.parallel.traffic import model_traffic
+from ascend_moe_train.parallel.traffic import model_sent
 from ascend_moe_train.train.persist import FIRST, SECOND
 from tests.oracle.differences import relative_error
 from tests.parity.layouts import COMPOSED, NAMED, STEPS, Case
@@ -81,7 +81,7 @@ def assert_same_order(case: Case, by_rank: Sequence[Mapping[str, Any]]) -> None:
     mesh = mesh_of(case.run(), len(by_rank))
     orders: dict[int, list[Any]] = defaultdict(list)
     for rank, result in enumerate(by_rank):
-        verbs = [[(verb, group) for verb, group, _ in calls] for calls in result["calls"]]
+        verbs = [[tuple(key) for *key, _ in calls] for calls in result["calls"]]
         assert verbs[1:] == verbs[1:2] * (STEPS - 1), case.name
         orders[mesh.coordinates(rank).pp].append(verbs[1])
     for of_stage in orders.values():
@@ -98,20 +98,21 @@ def assert_payloads_are_as_computed(case: Case, by_rank: Sequence[Mapping[str, A
         # dropped are known of all layers together: that is enough where micro-batches go through all equally often
         accepted = [int(counts.sum()) for counts in figures["counts_LE"]]
         accepted[-1] -= figures["num_dropped"]
-        expected = model_traffic(config, mesh, accepted)
+        expected: dict[tuple[str, ...], int] = {tuple(k): n for k, n in model_sent(config, mesh, accepted).items()}
         for key, size_bytes in of_weights.items():
             expected[key] = expected.get(key, 0) + size_bytes
         if figures["num_dropped"] and mesh.pp > 1:
             for each in (found, expected):
-                each.pop(("all_to_all_v", "ep"), None)
+                each.pop(("all_to_all_v", "ep", "expert rows"), None)
         wrong = {key: (found.get(key, 0), expected.get(key, 0)) for key in found | expected}
         assert all(one == other for one, other in wrong.values()), f"found and expected: {wrong}"
 
 
-def totals(calls: Iterable[Sequence[Any]]) -> dict[tuple[str, str], int]:
-    found: dict[tuple[str, str], int] = defaultdict(int)
-    for verb, group, size_bytes in calls:
-        found[verb, group] += size_bytes
+def totals(calls: Iterable[Sequence[Any]]) -> dict[tuple[str, ...], int]:
+    """By verb, group and content."""
+    found: dict[tuple[str, ...], int] = defaultdict(int)
+    for *key, size_bytes in calls:
+        found[tuple(key)] += size_bytes
     return dict(found)
 
 

@@ -20,7 +20,7 @@ from ascend_moe_train.parallel.mesh import Mesh, mesh_of, num_micro
 from ascend_moe_train.parallel.pipeline import site_of
 from ascend_moe_train.parallel.queued import QueuedComm
 from ascend_moe_train.parallel.zero import check_adds_up
-from ascend_moe_train.parallel.zero_costs import zero_traffic
+from ascend_moe_train.parallel.zero_costs import zero_sent
 from ascend_moe_train.train.building import make_step
 from ascend_moe_train.train.persist import Tensors
 from ascend_moe_train.train.session import build_model
@@ -67,11 +67,11 @@ def train(case: Case, given: Comm | None = None) -> dict[str, Any]:
         control = np.array([*step_factors(config.optim, config.optim.lr, number + 1), 1.0, np.inf])
         result = step(_own(global_batch(number, case.sequences), config, mesh, data.index), 1000 + number, control)
         figures.append({**asdict(result), "counts_LE": result.counts_LE})
-        calls.append([[call.verb, call.group, call.payload_bytes] for call in recording.calls])
+        calls.append([[call.verb, call.group, call.content, call.payload_bytes] for call in recording.calls])
         if number in (0, STEPS - 1):
             pieces[str(number)] = _pieces(tensors)
-    of_weights = zero_traffic(sharded.plan, num_micro(config.batch, mesh))
-    expected = [[verb, group, size_bytes] for (verb, group), (_, size_bytes) in of_weights.items()]
+    of_weights = zero_sent(sharded.plan, num_micro(config.batch, mesh))
+    expected = [[*key, size_bytes] for key, (_, size_bytes) in of_weights.items()]
     return {"figures": figures, "pieces": pieces, "calls": calls, "expected": expected}
 
 

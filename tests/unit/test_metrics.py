@@ -90,10 +90,10 @@ def test_what_collectives_took_is_listed_on_demand(tmp_path: Path) -> None:
     calls = (CommTotal(verb="all_reduce", group="dp_cp", calls=2, payload_bytes=8, total_s=0.25),)
     comm = StepComm(total_s=0.25, exposed_s=0.125, calls=calls)
     totals, listed, alone = step(1, comm=comm), step(2, meter(lists_comm=True), comm=comm), step(3)
-    assert [(each.comm_s, each.comm_exposed_s, each.comm) for each in (totals, listed, alone)] == [
-        (0.25, 0.125, ()),
-        (0.25, 0.125, calls),
-        (None, None, ()),
+    assert [(each.comm_s, each.comm_exposed_s, each.comm_bytes, each.comm) for each in (totals, listed, alone)] == [
+        (0.25, 0.125, 8, ()),
+        (0.25, 0.125, 8, calls),
+        (None, None, None, ()),
     ]
     write(tmp_path / "metrics.jsonl", totals, listed, alone)
     assert list(read_records(tmp_path / "metrics.jsonl")) == [totals, listed, alone]

@@ -42,8 +42,8 @@ def test_begin_does_not_wait_and_order_is_that_of_asking() -> None:
     inner = Gate()
     recording = RecordingComm(inner)
     comm = QueuedComm(recording)
-    first = comm.begin(lambda: recording.all_gather(WORLD, X))
-    second = comm.begin(lambda: recording.all_reduce(WORLD, X))
+    first = comm.begin("all_gather", WORLD, lambda: recording.all_gather(WORLD, X))
+    second = comm.begin("all_reduce", WORLD, lambda: recording.all_reduce(WORLD, X))
     inner.leave.set()
     comm.barrier(WORLD)
     assert [call.verb for call in recording.calls] == ["all_gather", "all_reduce", "barrier"]
@@ -52,20 +52,22 @@ def test_begin_does_not_wait_and_order_is_that_of_asking() -> None:
 
 
 def test_waiting_is_told() -> None:
-    waits: list[float] = []
+    waits: list[tuple[str, float]] = []
     times = iter((1.0, 3.5, 10.0, 10.25))
-    comm = QueuedComm(LocalComm(), waits.append, clock=lambda: next(times))
+    comm = QueuedComm(
+        LocalComm(), lambda verb, group, seconds: waits.append((verb, seconds)), clock=lambda: next(times)
+    )
     comm.barrier(WORLD)
-    comm.begin(lambda: None)()
-    assert waits == [2.5, 0.25]
+    comm.begin("all_gather", WORLD, lambda: None)()
+    assert waits == [("barrier", 2.5), ("all_gather", 0.25)]
 
 
 def test_what_fails_reaches_all_who_wait_and_nothing_else_is_called() -> None:
     recording = RecordingComm(WatchedComm(LocalComm(), lambda *told: None))
     comm = QueuedComm(recording)
     waits: list[Callable[[], Any]] = [
-        comm.begin(lambda: recording.send(WORLD, X, 1)),
-        comm.begin(lambda: recording.barrier(WORLD)),
+        comm.begin("send", WORLD, lambda: recording.send(WORLD, X, 1)),
+        comm.begin("barrier", WORLD, lambda: recording.barrier(WORLD)),
     ]
     for wait in waits:
         with pytest.raises(CollectiveError, match=r"^rank 0: send in 'world': a group of one"):
@@ -108,6 +110,7 @@ def test_full_buckets_are_sent_in_order_and_come_back_summed(form: Form) -> None
             assert np.array_equal(out, 2 * expected)
         sizes = [4, 44] if form == "whole" else [8, 48]
         assert [call.payload_bytes for call in recording.calls] == sizes
+        assert {call.content for call in recording.calls} == {"gradients"}
 
 
 def test_a_gradient_that_did_not_come_is_an_error() -> None:

@@ -8,6 +8,7 @@ import math
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ import numpy as np
 import pytest
 
 from ascend_moe_train.errors import MetricsError
+from ascend_moe_train.parallel.spans import CommTotal, StepComm
 from ascend_moe_train.train import report_data
 from ascend_moe_train.train.metrics import JsonlWriter
 from ascend_moe_train.train.report import write_report
 from ascend_moe_train.train.report_data import MAX_POINTS, HeatBins, RunData, series_json, thin
 from tests.synthetic_run import HOSTILE, write_run
-from tests.unit.test_metrics import step
+from tests.unit.test_metrics import meter, step
 
 
 class Page(html.parser.HTMLParser):
@@ -124,6 +126,25 @@ def test_metrics_alone_are_enough(tmp_path: Path) -> None:
     assert "Ended after 1 step." in page.text and "no config.yaml" in page.text and "no run.json" in page.text
     assert page.run["series"]["loss"] == {"step": [1], "value": [2.5]}
     assert page.run["heat"]["first"] == page.run["heat"]["last"] == [1]
+
+
+def test_bytes_are_shown_by_what_sent_them(tmp_path: Path) -> None:
+    whole = CommTotal(
+        verb="all_reduce", group="dp_cp", content="gradients", calls=2, payload_bytes=4000, total_s=0.5, exposed_s=0.25
+    )
+    signs = replace(whole, verb="all_to_all", content="momenta 1-bit", payload_bytes=125)
+    old = CommTotal(verb="send", group="</td><script>", calls=1, payload_bytes=8, total_s=0.5)
+    path = tmp_path / "metrics.jsonl"
+    with JsonlWriter(path, first_step=1) as writer:
+        for number, calls in enumerate(((whole, old), (signs,), (signs,)), 1):
+            comm = StepComm(total_s=1.0, exposed_s=0.5, calls=calls)
+            writer.write(step(number, meter(lists_comm=True), comm=comm))
+    page = Page(write_report(tmp_path))
+    table = page.text[page.text.index("waited a step") + len("waited a step") :]
+    assert table.startswith("gradientsall_reducedp_cp124.00 kB4.00 kB500 ms250 ms")
+    assert "momenta 1-bitall_to_alldp_cp22125 B250 B500 ms250 ms" in table
+    assert "othersend</td><script>118 B8 B500 msn/a" in table
+    assert page.run["series"]["comm_bytes"]["value"] == [4008, 125, 125]
 
 
 def test_no_step_yet(tmp_path: Path) -> None:

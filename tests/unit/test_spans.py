@@ -19,17 +19,22 @@ class Pairs(LocalComm):
         return super().all_gather(group, x, out)
 
 
-def test_calls_are_added_up_by_verb_and_group_until_they_are_taken() -> None:
+def test_calls_are_added_up_by_verb_group_and_content_until_they_are_taken() -> None:
     spans, inner = Spans(), Pairs()
     comm = TimedComm(inner, spans.ran, clock=lambda: inner.now_s)
     comm.all_gather(PAIR, X)
     comm.barrier(PAIR)
     comm.all_gather(PAIR, X[:1])
-    spans.waited(1.5)
-    spans.waited(0.5)
-    gathers = CommTotal(verb="all_gather", group="ep", calls=2, payload_bytes=32, total_s=4.0)
-    barrier = CommTotal(verb="barrier", group="ep", calls=1, payload_bytes=0, total_s=0.0)
-    assert spans.take() == StepComm(total_s=4.0, exposed_s=2.0, calls=(gathers, barrier))
+    comm.all_gather(PAIR.carrying("weights"), X)
+    spans.waited("all_gather", PAIR, 1.5)
+    spans.waited("all_gather", PAIR, 0.5)
+    spans.waited("all_gather", PAIR.carrying("weights"), 0.25)
+    gathers = CommTotal(verb="all_gather", group="ep", calls=2, payload_bytes=32, total_s=4.0, exposed_s=2.0)
+    barrier = CommTotal(verb="barrier", group="ep", calls=1, payload_bytes=0, total_s=0.0, exposed_s=0.0)
+    weights = CommTotal(
+        verb="all_gather", group="ep", calls=1, payload_bytes=24, total_s=2.0, content="weights", exposed_s=0.25
+    )
+    assert spans.take() == StepComm(total_s=6.0, exposed_s=2.25, calls=(gathers, barrier, weights))
     assert spans.take() == StepComm(total_s=0, exposed_s=0.0, calls=())
 
 

@@ -32,6 +32,7 @@ const CHARTS = [
     title: "Communication", unit: "seconds a step, first rank", format: PLAIN, zero: true,
     lines: [["comm_s", "all", "main"], ["comm_exposed_s", "waited for", "second"]],
   },
+  { title: "Sent", unit: "payload bytes a step, first rank", format: SCALED, zero: true, lines: [["comm_bytes", "bytes", "main"]] },
   { title: "Load variation", unit: "deviation / mean", format: PLAIN, zero: true, range: RANGE, lines: [["load_cv", "mean of layers", "main"]] },
   { title: "Busiest expert", unit: "load / mean", format: PLAIN, range: RANGE, lines: [["load_max_over_mean", "mean of layers", "main"]] },
   { title: "Dead experts", unit: "per layer", format: PLAIN, zero: true, range: RANGE, lines: [["dead_experts", "mean of layers", "main"]] },
