@@ -4,12 +4,13 @@ Cells of the model keep their code: a cell's weight becomes this rank's flat par
 that put the whole together first. Shape letters: see model/kernels/protocol.py; P elements of a flat part.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from mindspore import nn, ops
 
+from ascend_moe_train.config import RunConfig
 from ascend_moe_train.model.experts import GroupedExperts
 from ascend_moe_train.model.kernels.protocol import Kernels
 from ascend_moe_train.model.layers import Embedding, Linear, empty
@@ -19,6 +20,7 @@ from ascend_moe_train.parallel.comm import Collectives, Tensor, Wire
 from ascend_moe_train.parallel.contents import gradients_in
 from ascend_moe_train.parallel.reduction import Late
 from ascend_moe_train.parallel.scaled import summing
+from ascend_moe_train.parallel.sharing import uses_of
 from ascend_moe_train.parallel.zero_costs import Uses
 
 # primitives: ops.zeros_like and ops.concat are graphs of their own, which MindSpore loses where a gradient is taken
@@ -189,22 +191,16 @@ class GatheringKernels:
         return self.of_last_swiglu(h_RF, w_EFD, counts_E, clamp)
 
 
-def gathered_names(model: Transformer) -> set[str]:
-    """The weights that can be in parts only."""
-    return {f"{place}.{attribute}" for place, _, attribute in gathered(model)}
-
-
 def gather_on_use(
     model: Transformer,
     shares: Mapping[str, Share],
     collectives: Collectives,
     wire: Wire | None,
-    passes: Callable[[str], tuple[int, int]],
+    config: RunConfig,
 ) -> dict[str, Uses]:
     """Gives the cells of a model parts, zero until they are filled, instead of the weights whose share is `on_use`.
 
-    Branches of the model must be in order before (see `autodiff.InOrder`). Returns how each is used by a micro-batch,
-    which goes through the tensor's layer in so many `passes` forward and backward.
+    Branches of the model must be in order before (see `autodiff.InOrder`). Returns how each is used by a micro-batch.
     """
     made: dict[str, _Weight] = {}
     by_cell: dict[str, list[_Weight]] = {}
@@ -223,7 +219,7 @@ def gather_on_use(
         cells[place].kernels = GatheringKernels(cells[place].kernels, weights)
     if model.tie_embeddings and "embed.weight" in made:
         model.kernels = GatheringKernels(model.kernels, [made["embed.weight"]])
-    return {name: _uses(name, model, shares[name].is_trained, *passes(name)) for name in made}
+    return {name: uses_of(config, name, is_trained=shares[name].is_trained) for name in made}
 
 
 def gathered(model: Transformer) -> list[tuple[str, Any, str]]:
@@ -236,18 +232,3 @@ def gathered(model: Transformer) -> list[tuple[str, Any, str]]:
         for attribute in attributes
         if hasattr(cell, attribute)
     ]
-
-
-def _uses(name: str, model: Transformer, is_trained: bool, forward: int, backward: int) -> Uses:
-    """Everything is used once in a pass, but embedding and head once more in each block of multi-token prediction; for
-    the gradient of what it embeds, an embedding is not needed. A block that runs again has its weights put together for
-    that."""
-    times = 1 + (len(model.mtp) if model.has_mtp else 0)
-    if name == "embed.weight":
-        products = times if model.tie_embeddings else 0
-        uses, gathers = times + products, times * forward + products * (forward + backward)
-    else:
-        uses = times if name == "head.weight" else 1
-        again = tuple(f"layers.{i}." for i, block in enumerate(model.layers) if block.is_recomputed)
-        gathers = uses * (forward + backward) + backward * name.startswith(again)
-    return Uses(gathers=gathers, reductions=uses * backward if is_trained else 0)

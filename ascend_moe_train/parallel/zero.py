@@ -7,7 +7,6 @@ updates are its only copies of them in stage 3, and copies beside the model's we
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -24,23 +23,20 @@ from ascend_moe_train.optim.codecs import SignBits
 from ascend_moe_train.optim.host_adamw import HostTensor
 from ascend_moe_train.optim.reduction import LocalReduction, Reduction
 from ascend_moe_train.parallel.agree import sum_floats
-from ascend_moe_train.parallel.buckets import CLASSES, Bucket, Form, Share, share_of
-from ascend_moe_train.parallel.comm import Collectives, Comm, Tensor, Wire
+from ascend_moe_train.parallel.buckets import CLASSES, Bucket, Share
+from ascend_moe_train.parallel.comm import Collectives, Comm, Group, Tensor
 from ascend_moe_train.parallel.compressed import TwoStage
 from ascend_moe_train.parallel.contents import COMPRESSED
-from ascend_moe_train.parallel.cuts import GROUP_AXES, gradient_groups
+from ascend_moe_train.parallel.cuts import Gradient, gradient_groups
 from ascend_moe_train.parallel.early import EarlySums
-from ascend_moe_train.parallel.gather import gather_on_use, gathered_names
+from ascend_moe_train.parallel.gather import gather_on_use
 from ascend_moe_train.parallel.meeting import early_names, start_early
 from ascend_moe_train.parallel.mesh import Mesh, num_micro
 from ascend_moe_train.parallel.queued import QueuedComm
-from ascend_moe_train.parallel.recomputed import passes
 from ascend_moe_train.parallel.reduction import ShardedReduction
 from ascend_moe_train.parallel.shards import Placement, repeat_groups
+from ascend_moe_train.parallel.sharing import NEIGHBOURS, WIRES, group_name, shares_of
 from ascend_moe_train.parallel.zero_costs import ZeroPlan
-
-_WIRES: Mapping[str, Wire | None] = {"fp32": None, "bf16": "bf16", "fp16": "fp16"}
-_FORMS: tuple[Form, ...] = ("whole", "parts", "parts", "on_use")  # of a matrix, by stage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,15 +157,16 @@ def apply_zero(
     """
     parallel = config.parallel
     weights = dict(model.weights())
-    shares = _shares(model, placed, mesh, config, collectives)
-    wire = _WIRES[parallel.reduce_dtype]
+    trained = {name: parameter.requires_grad for name, parameter in weights.items()}
+    shares = shares_of(placed, trained, parallel.zero_stage, *_groups(placed, mesh, config, collectives))
+    wire = WIRES[parallel.reduce_dtype]
     comm = _queue(config, mesh, collectives)
     plan = ZeroPlan(
         stage=parallel.zero_stage,
         shares=tuple(shares.values()),
         names=_names(weights, placed, config.lora is not None),
         world=collectives.world,
-        uses=gather_on_use(model, shares, collectives, wire, partial(passes, config)),
+        uses=gather_on_use(model, shares, collectives, wire, config),
         bucket_bytes=parallel.bucket_bytes,
         wire=wire,
         offload=parallel.offload_optimizer,
@@ -207,34 +204,17 @@ def check_adds_up(plan: ZeroPlan, placed: Mapping[str, Placement], comm: Comm) -
         raise TrainingError(f"elements that {ranks} update do not add up to the model: {', '.join(wrong[:3])}{more}")
 
 
-def _shares(
-    model: Transformer, placed: Mapping[str, Placement], mesh: Mesh, config: RunConfig, collectives: Collectives
-) -> dict[str, Share]:
-    """Of every weight that is here, in the order of their first use."""
+def _groups(
+    placed: Mapping[str, Placement], mesh: Mesh, config: RunConfig, collectives: Collectives
+) -> tuple[dict[Gradient, Group], Group | None]:
+    """This rank's, by the kind of gradient that they sum, and of those with the same rows."""
     kinds = {placement.gradient for placement in placed.values()}
     groups = {
-        kind: collectives.split(kind if kind == "ends" else "_".join(GROUP_AXES[kind]), gradient_groups(kind, mesh))
-        for kind in CLASSES
-        if kind in kinds
+        kind: collectives.split(group_name(kind), gradient_groups(kind, mesh)) for kind in CLASSES if kind in kinds
     }
-    neighbours = None
-    if any(placement.repeated is not None for placement in placed.values()):
-        neighbours = collectives.split("kv_heads", repeat_groups(config.model, mesh))
-    stage, matrices = config.parallel.zero_stage, gathered_names(model)
-
-    def share(name: str, parameter: Any) -> Share:
-        placement = placed[name]
-        group, form = groups[placement.gradient], _FORMS[stage]
-        # with less than an element for each rank, two weights of a cell could have parts of one size
-        if stage == 3 and (name not in matrices or placement.local_size < group.size):
-            form = "parts"
-        if not parameter.requires_grad and form == "parts":
-            form = "whole"
-        return share_of(
-            name, placement, group=group, form=form, is_trained=parameter.requires_grad, neighbours=neighbours
-        )
-
-    return {name: share(name, parameter) for name, parameter in model.weights()}
+    if not any(placement.repeated is not None for placement in placed.values()):
+        return groups, None
+    return groups, collectives.split(NEIGHBOURS, repeat_groups(config.model, mesh))
 
 
 def _names(weights: Mapping[str, Any], placed: Mapping[str, Placement], has_adapters: bool) -> tuple[str, ...]:
