@@ -35,6 +35,9 @@ def _job_options(command: _Command) -> _Command:
         click.option("--precision", help="fp32, fp16, bf16 or fp8."),
         click.option("--engine", help="Whose memory is predicted: ours (default), megatron or zero."),
         click.option("--imbalance", type=float, help="Tokens of the busiest device through the mean, at worst."),
+        click.option(
+            "--allow", multiple=True, help="Also try KEY=VALUE of section parallel, such as compress.method=int8."
+        ),
         click.option("--data", type=click.Path(path_type=Path), help="A corpus for --out, of `amt data prepare`."),
         OVERRIDES,
     )
@@ -118,6 +121,7 @@ def _asked(options: dict[str, Any]) -> "tuple[Wanted, Cluster, Imbalance]":
         global_sequences=options["global_sequences"],
         precision=options["precision"],
         engine=engine,
+        allow=options["allow"],
     )
     cluster.device.peak(asked.job.precision)
     return asked, cluster, imbalance
@@ -145,14 +149,15 @@ def _resized(
 
 
 def _searched(asked: "Wanted", cluster: "Cluster", imbalance: "Imbalance", options: dict[str, Any]) -> "Found":
-    from ascend_moe_train.planner.search import search
+    from ascend_moe_train.planner.search import search_among
     from ascend_moe_train.planner.space import Space
 
     is_elsewhere = options["system"] is not None and options["out"] is None
     limits = {"schedules": ("1f1b", "interleaved")} if is_elsewhere else {}  # those that all of EXPORTS have
-    return search(
+    return search_among(
         asked.job,
         cluster,
+        asked.techniques,
         objective="memory" if options["objective"] == "memory" else "throughput",
         imbalance=imbalance,
         space=Space.of(asked.job, cluster, **limits),

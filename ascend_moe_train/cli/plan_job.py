@@ -10,6 +10,7 @@ from ascend_moe_train.errors import ConfigError
 if TYPE_CHECKING:
     from ascend_moe_train.planner.hardware import Cluster
     from ascend_moe_train.planner.plan import Job
+    from ascend_moe_train.planner.techniques import Techniques
 
 SEQ_LEN = 4096
 SEQUENCES = 1024
@@ -21,12 +22,14 @@ DATA_MISSING = "data-of-amt-data-prepare"  # stands for a corpus while only a pl
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """`tree` is the run as a file would say it; `has_data` whether it names a corpus."""
+    """`tree` is the run as a file would say it; `has_data` whether it names a corpus. `techniques` are to be tried, the
+    first without asking."""
 
     job: "Job"
     tree: dict[str, Any]
     name: str
     has_data: bool
+    techniques: "tuple[Techniques, ...]"
 
 
 def wanted(
@@ -39,11 +42,13 @@ def wanted(
     global_sequences: int | None,
     precision: str | None,
     engine: str,
+    allow: tuple[str, ...],
 ) -> Wanted:
     """The job. Raises ConfigError, CheckpointError or DataError for what cannot be read or used."""
     import copy
     from typing import get_args
 
+    from ascend_moe_train.cli.plan_allow import alternatives
     from ascend_moe_train.config import apply_override, resolve
     from ascend_moe_train.planner.plan import ENGINES, Job, Precision
     from ascend_moe_train.train.inputs import model_of_run
@@ -76,7 +81,13 @@ def wanted(
         from ascend_moe_train.train.inputs import open_tokenizer
 
         open_tokenizer(Path(run.data.tokenizer), run.model.vocab_size)
-    return Wanted(job=job, tree=tree, name=_name(model), has_data=has_data)
+    return Wanted(
+        job=job,
+        tree=tree,
+        name=_name(model),
+        has_data=has_data,
+        techniques=alternatives(_section(tree, "parallel"), allow, cluster, engine),
+    )
 
 
 def _tree(model: str, cluster: "Cluster") -> tuple[dict[str, Any], dict[str, str], bool]:

@@ -66,7 +66,7 @@ def _best(vary: str, value: str, options: dict[str, Any], asked: Asked) -> "tupl
     from dataclasses import replace
 
     from ascend_moe_train.planner.explain import plan_words
-    from ascend_moe_train.planner.search import search
+    from ascend_moe_train.planner.search import search_among
     from ascend_moe_train.planner.space import Space
 
     limits: dict[str, Any] = {}
@@ -85,7 +85,8 @@ def _best(vary: str, value: str, options: dict[str, Any], asked: Asked) -> "tupl
         factor, device = _number(vary, value), cluster.device
         across = replace(device.across, bytes_per_s=factor * device.across.bytes_per_s)
         cluster = replace(cluster, device=replace(device, across=across))
-    found = search(wanted.job, cluster, imbalance=imbalance, top=1, space=Space.of(wanted.job, cluster, **limits))
+    space = Space.of(wanted.job, cluster, **limits)
+    found = search_among(wanted.job, cluster, wanted.techniques, imbalance=imbalance, top=1, space=space)
     return found, cluster, plan_words(found.best[0].plan) if found.best else ""
 
 

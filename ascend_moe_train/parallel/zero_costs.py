@@ -114,9 +114,14 @@ def zero_bytes(plan: ZeroPlan, num_micro: int) -> ZeroBytes:
             host += 3 * updated
         else:
             optimizer += (3 if share.form == "parts" else 2) * updated
-    optimizer += sum(_lost_bytes(plan, bucket) for bucket in plan.buckets.reduced) // ELEMENT_BYTES
+    optimizer += lost_bytes(plan) // ELEMENT_BYTES
     counts = {"weights": weights, "gradients": gradients, "optimizer": optimizer, "host": host}
     return ZeroBytes(**{name: ELEMENT_BYTES * count for name, count in counts.items()})
+
+
+def lost_bytes(plan: ZeroPlan) -> int:
+    """What a rank remembers of what compression has lost, with PowerSGD's factors."""
+    return sum(_lost_bytes(plan, bucket) for bucket in plan.buckets.reduced)
 
 
 def _lost_bytes(plan: ZeroPlan, bucket: Bucket) -> int:

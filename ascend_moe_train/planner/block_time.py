@@ -13,6 +13,7 @@ from ascend_moe_train.planner.efficiency import Efficiency
 from ascend_moe_train.planner.hardware import Cluster, Device
 from ascend_moe_train.planner.layers import FP32_BYTES, ROUTED_AXES, BlockCost, Product, Slice, block_cost, tokens
 from ascend_moe_train.planner.plan import Engine, Job, Plan
+from ascend_moe_train.planner.wires import exchange_s, travels_beside
 
 TILE = 128 * 256  # of a result, that a core makes at a time: what libraries take for large products
 PAIRED_SHARE = 0.9  # of the other pass's computation that an exchange can hide behind
@@ -162,14 +163,20 @@ def _communication(
     for move in cost.moves:
         group = span(plan, move.axis, cluster.devices_per_node)
         size_bytes = move.size_bytes * (imbalance if move.axis in ROUTED_AXES else 1.0)
-        far_share = _far_share(job, group) if move.axis == "ep" else 1.0
-        value = collective_s(move.verb, size_bytes, group, cluster, efficiency, far_share=far_share)
+        if move.axis == "ep":
+            value = exchange_s(job, cluster, plan, size_bytes, efficiency, _far_share(job, group))
+        else:
+            value = collective_s(move.verb, size_bytes, group, cluster, efficiency)
         if move.axis in overlaps:
             behind_s = value
             if move.beside is not None:
                 behind_s = min(value, job.engine.pace * product_s(move.beside, cluster.device, peak, efficiency))
             value -= efficiency.hidden * behind_s
         found[move.axis] = found.get(move.axis, 0.0) + value
+    if "ep" in found and travels_beside(job, plan):
+        shared = [product for product in cost.products if product.part == "feed-forward"]
+        behind_s = sum(job.engine.pace * product_s(each, cluster.device, peak, efficiency) for each in shared)
+        found["ep"] -= efficiency.hidden * min(found["ep"], behind_s)
     return found
 
 

@@ -17,11 +17,12 @@ from ascend_moe_train.parallel.mesh import EXPERT_AXES
 from ascend_moe_train.planner.block_time import PassTime
 from ascend_moe_train.planner.efficiency import Efficiency
 from ascend_moe_train.planner.hardware import Cluster
-from ascend_moe_train.planner.layers import Slice, kind_of
+from ascend_moe_train.planner.layers import Slice, effective, kind_of
 from ascend_moe_train.planner.memory import CONTEXT_BYTES, stage_parameters, states_of
 from ascend_moe_train.planner.plan import Imbalance, Job, Plan, even_layers
 from ascend_moe_train.planner.space import Space, Variant
 from ascend_moe_train.planner.step_time import time_of
+from ascend_moe_train.planner.techniques import PLAIN, Techniques
 
 _GRAIN = 4000
 REPEATED = "recompute"  # the part of a backward pass that is a forward pass over again
@@ -53,8 +54,17 @@ class PassTimes:
     """Passes of a job under every cut, from few evaluations: what depends on the cut of the experts is measured once
     for each number of tokens that come to them, everything else once for each cut of the dense part."""
 
-    def __init__(self, job: Job, cluster: Cluster, imbalance: Imbalance, efficiency: Efficiency | None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        cluster: Cluster,
+        imbalance: Imbalance,
+        efficiency: Efficiency | None,
+        techniques: Techniques = PLAIN,
+    ) -> None:
         self._job, self._cluster, self._imbalance, self._efficiency = job, cluster, imbalance, efficiency
+        # sums of gradients are after the passes, and not for stages
+        self._techniques = replace(techniques, compress=PLAIN.compress)
         self._small, self._kinds = _one_of_each(job)
         self._slow = self._measured_slow()
         self._layers = [kind_of(job, layer) for layer in range(job.model.num_layers)]
@@ -91,7 +101,7 @@ class PassTimes:
         of_dense = cut[:4] + cut[6:]
         if (dense := self._dense.get(of_dense)) is None:
             dense = self._dense[of_dense] = self._measured(Slice(*cut[:4], 1, 1, cut[6]), routed=False)
-        of_routed = (cut.micro_sequences / (cut.cp * cut.tp), cut.ep, cut.etp)
+        of_routed = (cut.micro_sequences / (cut.cp * cut.tp), cut.ep, cut.etp, self._techniques.overlap and cut.tp)
         if (routed := self._routed.get(of_routed)) is None:
             routed = self._routed[of_routed] = self._measured(cut, routed=True)
         return dense, routed
@@ -100,7 +110,10 @@ class PassTimes:
         """By `time_of` for a small model that has one layer of each kind, one on each stage."""
         count = len(self._kinds) + 2
         ranks = lcm(cut.tp * cut.cp, cut.ep * cut.etp)
-        plan = Plan(num_devices=count * ranks, stage_layers=(1,) * count, pp=count, **cut._asdict())
+        techniques = effective(self._techniques, cut)
+        plan = Plan(
+            num_devices=count * ranks, stage_layers=(1,) * count, pp=count, techniques=techniques, **cut._asdict()
+        )
         time = time_of(self._small, self._cluster, plan, self._imbalance, self._efficiency)
         plain = [_pair(each, routed=routed) for each in time.passes]
         kinds = dict(zip(self._kinds, plain[1:-1], strict=True))

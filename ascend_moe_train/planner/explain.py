@@ -60,6 +60,9 @@ def table(best: Sequence[Scored], job: Job) -> list[str]:
         "exposed",
     ]
     rows = [heads, *(_row(number, each, job) for number, each in enumerate(best, 1))]
+    words = [", ".join(each.plan.techniques.words) for each in best]
+    if any(words):
+        rows = [[*row[:-1], cell, row[-1]] for row, cell in zip(rows, ("techniques", *words), strict=True)]
     return aligned(rows)
 
 
@@ -182,6 +185,7 @@ def plan_words(plan: Plan) -> str:
     words += [f"micro-batches of {plan.micro_sequences}"]
     words += [f"recompute {recompute_words(plan)}"] if plan.recompute != "none" else []
     words += ["optimizer states in host memory"] if plan.offload_optimizer else []
+    words += plan.techniques.words
     return ", ".join(words)
 
 

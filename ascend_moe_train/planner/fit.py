@@ -33,7 +33,7 @@ BOUNDS: Mapping[str, tuple[float, float]] = MappingProxyType(
     }
 )
 # Fields of models and plans that are younger than the split: no run may change sides for them.
-AFTER_THE_SPLIT = frozenset({"recompute_kept"})
+AFTER_THE_SPLIT = frozenset({"recompute_kept", "techniques"})
 PACE_BOUNDS = (0.6, 1.7)
 ROUNDS = 2
 LEAST_RUNS = 2

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ascend_moe_train.config import RunConfig
+from ascend_moe_train.planner.brings import check_links, sent_table, technique_lines
 from ascend_moe_train.planner.explain import binding, job_line, plan_words, stage_table, table
 from ascend_moe_train.planner.hardware import Cluster
 from ascend_moe_train.planner.plan import Imbalance, Job
@@ -33,6 +34,7 @@ def judged(run: RunConfig, cluster: Cluster, imbalance: Imbalance, name: str) ->
     )
     cluster.device.peak(job.precision)
     plan = plan_of_run(run, cluster.num_devices)
+    check_links(plan.techniques, cluster)
     room = with_room(run, cluster.num_devices, imbalance)
     found = scored(job, cluster, plan, room)
     complaint = _complaint(found, cluster)
@@ -52,6 +54,10 @@ def judged(run: RunConfig, cluster: Cluster, imbalance: Imbalance, name: str) ->
             *stage_table(found),
             "",
             binding(found, cluster),
+            *technique_lines(job, cluster, room, found),
+            "",
+            "payload that a device sends in a step, on average",
+            *sent_table(job, found.plan),
         ],
         shown={"run": name, "cluster": cluster.name, "fits": complaint is None, **scored_json(job, found)},
         complaint=complaint,

@@ -5,14 +5,15 @@ queries and keys and in values, S sequence, E experts, K of them for a token, a 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ascend_moe_train.model.counts import parameter_shapes
 from ascend_moe_train.parallel.mesh import DENSE_AXES, EXPERT_AXES
 from ascend_moe_train.planner.plan import Job, Plan
+from ascend_moe_train.planner.techniques import Techniques
 
 Verb = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "ring"]
 FP32_BYTES = 4
@@ -35,6 +36,17 @@ class Slice(NamedTuple):
     def of(cls, plan: Plan) -> "Slice":
         """That of a plan."""
         return cls(plan.tp, plan.sequence_parallel, plan.cp, plan.context, plan.ep, plan.etp, plan.micro_sequences)
+
+
+def effective(techniques: Techniques, cut: Slice) -> Techniques:
+    """Without what has no effect on experts that are cut so."""
+    changes: dict[str, Any] = {}
+    if cut.ep == 1:
+        changes = {"expert_wire": None, "expert_chunks": 1}
+    node, across = techniques.hierarchical_ranks, cut.ep * cut.etp
+    if node is not None and not (node % cut.etp == 0 and across % node == 0 and cut.etp < node < across):
+        changes["hierarchical_ranks"] = None
+    return replace(techniques, **changes) if changes else techniques
 
 
 class Product(NamedTuple):

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ascend_moe_train.parallel.config import ScheduleName
+from ascend_moe_train.parallel.expert_sizes import row_bytes
 from ascend_moe_train.planner.hardware import Cluster, Device
 from ascend_moe_train.planner.layers import (
     AXES,
@@ -22,9 +23,9 @@ from ascend_moe_train.planner.layers import (
     tokens,
 )
 from ascend_moe_train.planner.plan import TYPICAL, Imbalance, Job, Plan
+from ascend_moe_train.planner.sent import compressed
+from ascend_moe_train.planner.wires import sums_early
 
-BUCKET_BYTES = 25 * 2**20
-EXCHANGE_BUFFERS = 2  # of a group: one to send from, one to receive into
 HEAD_SHARE = 0.75  # of the head's gradient, still there at the fullest moment
 CONTEXT_BYTES: Mapping[str, float] = {"npu": 4.0e9, "gpu": 1.5e9, "cpu": 0.3e9}
 GROUP_BUFFER_BYTES: Mapping[str, float] = {"npu": 200e6, "gpu": 100e6, "cpu": 1e6}
@@ -91,13 +92,10 @@ def states_of(job: Job, parameters: float, size: int, zero_stage: int, *, offloa
         3       w P / d   g P / d     o P / d
 
     With w 2, g 2, o 12 these are 16, 4 + 12 / d, 2 + 14 / d and 16 / d bytes (Rajbhandari et al., 2020, figure 1).
-    1-bit Adam adds the error of each worker, and of the part that it serves (Tang et al., 2021, section 3).
     """
     engine = job.engine
     is_sharded = zero_stage > 0 and size > 1
     state = engine.sharded_state_bytes / size if is_sharded else engine.state_bytes
-    if job.optimizer == "onebit_adam":
-        state += FP32_BYTES * (1 + 1 / size)
     is_own = engine.sharded_state_bytes != engine.state_bytes and zero_stage == 3 and is_sharded
     if is_own:
         state = engine.state_bytes / size
@@ -231,7 +229,7 @@ class Memories:
         return items
 
     def _held(self, plan: Plan, stage: int) -> _Held:
-        key = (stage, plan.sizes, plan.stage_layers, plan.zero_stage, plan.offload_optimizer)
+        key = (stage, plan.sizes, plan.stage_layers, plan.zero_stage, plan.offload_optimizer, plan.techniques)
         if key not in self._of_stage:
             if len(self._of_stage) >= KEPT_STAGES:  # plans of one pipeline are asked for together
                 self._of_stage.clear()
@@ -253,12 +251,13 @@ def _held(job: Job, cluster: Cluster, plan: Plan, stage: int) -> _Held:
     of_dense = states_of(job, dense, plan.dp * plan.cp, zero, offload=offload)
     of_expert = states_of(job, expert, plan.edp, zero, offload=offload)
     groups = sum(getattr(plan, axis) > 1 for axis in AXES)
+    lost = compressed(job, plan)[1] if plan.techniques.is_compressed else 0
     kind = cluster.device.kind
     return _Held(
         weights=of_dense.weights + of_expert.weights,
         gradients=of_dense.gradients + of_expert.gradients,
-        optimizer=of_dense.optimizer + of_expert.optimizer,
-        gathered=_gathered(job, plan, stage),
+        optimizer=of_dense.optimizer + of_expert.optimizer + lost,
+        gathered=_gathered(job, plan, stage) + _early_buckets(job, plan, stage),
         runtime=CONTEXT_BYTES[kind] + groups * GROUP_BUFFER_BYTES[kind] + job.engine.buffer_bytes,
         host=of_dense.host + of_expert.host,
     )
@@ -329,19 +328,40 @@ def _recomputed(plan: Plan, count: int) -> int:
 
 
 def _exchange(job: Job, plan: Plan, imbalance: float) -> float:
-    """Rows on their way to experts and back."""
-    moe = job.model.moe
+    """Rows on their way to experts and back: a buffer to send from, which in chunks has room for the worst of each, one
+    to receive into, and one in the middle of two steps; and their codes."""
+    moe, techniques = job.model.moe, plan.techniques
     if moe is None or all(getattr(plan, axis) == 1 for axis in ROUTED_AXES):
         return 0.0
-    rows = tokens(job, Slice.of(plan)) / plan.tp * moe.top_k * job.model.hidden * job.activation_bytes
-    return EXCHANGE_BUFFERS * rows * imbalance
+    chunks, of_row = techniques.expert_chunks, job.model.hidden * job.activation_bytes
+    sent = chunks * min(moe.top_k, moe.num_experts // chunks) / moe.top_k
+    buffers = max(sent, imbalance) + imbalance
+    if plan.nodes is not None:
+        inside, across = plan.nodes
+        buffers += min(inside, across * imbalance)
+    if techniques.expert_wire is not None:
+        of_row += row_bytes(job.model.hidden, job.activation_bytes, techniques.expert_wire)
+    return buffers * tokens(job, Slice.of(plan)) / plan.tp * moe.top_k * of_row
+
+
+def _early_buckets(job: Job, plan: Plan, stage: int) -> float:
+    """Of gradients that are summed during the backward pass, what is sent and the sums: of all but the embedding."""
+    if not sums_early(job, plan):
+        return 0.0
+    dense, expert = stage_parameters(job, plan, stage)
+    dense -= job.model.vocab_size * job.model.hidden // plan.tp
+    found = 0.0
+    for parameters, size in ((dense, plan.dp * plan.cp), (expert, plan.edp)):
+        if size > 1:
+            found += FP32_BYTES * parameters * (1 + (1 / size if plan.zero_stage else 1))
+    return found
 
 
 def _gathered(job: Job, plan: Plan, stage: int) -> float:
     """Whole weights of two blocks under stage 3 (the one at work and the next), and buckets of gradients."""
     if plan.dp * plan.cp == 1:
         return 0.0
-    found = float(BUCKET_BYTES)
+    found = float(plan.techniques.bucket_bytes)
     if plan.zero_stage == 3 and job.engine.gathers_stages and plan.pp > 1:
         whole = sum(stage_parameters(job, plan, stage))
         return found + (whole + _largest(job, plan, stage)) * (job.activation_bytes + job.engine.gradient_bytes)

@@ -15,6 +15,7 @@ from ascend_moe_train.errors import ConfigError
 from ascend_moe_train.model.config import ModelConfig
 from ascend_moe_train.parallel.config import ParallelConfig, ScheduleName, check_parallel
 from ascend_moe_train.parallel.mesh import Mesh, check_batch
+from ascend_moe_train.planner.techniques import PLAIN, Techniques
 from ascend_moe_train.train.config import BatchConfig
 
 Precision = Literal["fp32", "fp16", "bf16", "fp8"]
@@ -111,7 +112,6 @@ class Job:
     seq_len: int
     global_sequences: int
     precision: Precision = "bf16"
-    optimizer: Literal["adamw", "onebit_adam"] = "adamw"
     engine: Engine = OURS
     plain_ffn: bool = False
 
@@ -159,7 +159,8 @@ BALANCED = Imbalance(expected=1.0, worst=1.0)
 class Plan:
     """A layout. dp and edp follow from `num_devices`. `stage_layers` are those of each virtual stage in the order of
     depth (chunk 0 of every stage, then chunk 1, ...). `recompute` is done in the first `recompute_layers` of each
-    virtual stage, None for all. Of an engine that keeps inputs, `recompute_kept` says whose."""
+    virtual stage, None for all. Of an engine that keeps inputs, `recompute_kept` says whose. `techniques` are of ours
+    only."""
 
     num_devices: int
     stage_layers: tuple[int, ...]
@@ -178,6 +179,7 @@ class Plan:
     recompute_layers: int | None = None
     recompute_kept: Kept = "stage_input"
     offload_optimizer: bool = False
+    techniques: Techniques = PLAIN
 
     @classmethod
     def even(cls, job: Job, num_devices: int, *, pp: int = 1, chunks: int = 1, **choices: Any) -> Self:
@@ -199,6 +201,12 @@ class Plan:
     def sizes(self) -> tuple[int, ...]:
         """On which everything depends that a device holds of the model: devices, and sizes of the axes."""
         return self.num_devices, self.pp, self.cp, self.tp, self.ep, self.etp
+
+    @property
+    def nodes(self) -> tuple[int, int] | None:
+        """Where rows for experts travel in two steps: ranks of an ep group in a node of the run, and its nodes."""
+        node = self.techniques.hierarchical_ranks
+        return None if node is None else (node // self.etp, self.ep * self.etp // node)
 
     def num_micro(self, job: Job) -> int:
         """Micro-batches of a step."""
@@ -227,6 +235,7 @@ class Plan:
                 stage_layers=self.stage_layers if is_cut else "even",
                 zero_stage=self.zero_stage,
                 offload_optimizer=self.offload_optimizer,
+                **self.techniques.keys,
             )
         except ValidationError as error:
             raise ConfigError("; ".join(each["msg"].removeprefix("Value error, ") for each in error.errors())) from None

@@ -4,11 +4,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from ascend_moe_train.planner.accuracy import error_bar
+from ascend_moe_train.planner.brings import technique_lines
 from ascend_moe_train.planner.explain import binding, changes, job_line, rejected, stage_table, table
 from ascend_moe_train.planner.hardware import Cluster
 from ascend_moe_train.planner.plan import Imbalance, Job, Plan
 from ascend_moe_train.planner.scored import Scored
 from ascend_moe_train.planner.search import Found
+from ascend_moe_train.planner.sent import SentBytes, sent_bytes
+from ascend_moe_train.planner.techniques import Techniques
 from ascend_moe_train.units import UNKNOWN, format_share
 
 
@@ -24,6 +27,7 @@ def report_lines(job: Job, cluster: Cluster, imbalance: Imbalance, name: str, fo
         *stage_table(found.best[0]),
         "",
         binding(found.best[0], cluster),
+        *technique_lines(job, cluster, imbalance, found.best[0]),
         *(f"would change it: {line}" for line in changes(job, cluster, imbalance, found)),
         "",
         *rejected(found),
@@ -89,10 +93,28 @@ def scored_json(job: Job, each: Scored) -> dict[str, Any]:
         "peak_bytes": each.memory.peak_bytes,
         "host_bytes": each.memory.host_bytes,
         "stages_bytes": [dict(stage.items) for stage in each.memory.stages],
+        **_sent_json(job, each.plan),
     }
+
+
+def _sent_json(job: Job, plan: Plan) -> dict[str, Any]:
+    """Bytes that a device sends in a step, and in one of 1-bit Adam's warm-up; none for software that is not ours."""
+    if job.engine.name != "ours":
+        return {}
+
+    def listed(sent: SentBytes) -> list[dict[str, Any]]:
+        heads = ("verb", "group", "content")
+        return [{**dict(zip(heads, key, strict=True)), "payload_bytes": size} for key, size in sorted(sent.items())]
+
+    found = {"sent": listed(sent_bytes(job, plan))}
+    if plan.techniques.compress.method == "onebit_adam":
+        found["sent_in_warm_up"] = listed(sent_bytes(job, plan, in_warm_up=True))
+    return found
 
 
 def _choices(plan: Plan) -> Iterator[tuple[str, Any]]:
     for name in plan.__dataclass_fields__:
         value = getattr(plan, name)
+        if isinstance(value, Techniques):
+            value = {key: getattr(each, "method", each) for key, each in value.keys.items()}
         yield name, list(value) if isinstance(value, tuple) else value

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ascend_moe_train import strict_yaml
 from ascend_moe_train.config import ModelOfRun, RunConfig, resolve
@@ -10,11 +11,12 @@ from ascend_moe_train.parallel.expert_sizes import ExpertSizes
 from ascend_moe_train.parallel.mesh import mesh_of
 from ascend_moe_train.parallel.stages import stages_of
 from ascend_moe_train.planner.plan import TYPICAL, Imbalance, Job, Plan, even_layers
+from ascend_moe_train.planner.techniques import Techniques
 from ascend_moe_train.strict_yaml import Value
 
 # what of section `parallel` a plan does not choose, and so leaves as it was
 MAX_IMBALANCE = 100_000
-KEPT = ("bucket_bytes", "reduce_dtype", "receive_factor", "deadlines", "overlap", "slow_links")
+KEPT = ("receive_factor", "deadlines", "slow_links")
 
 
 def planned(
@@ -70,8 +72,9 @@ def with_room(run: RunConfig, num_devices: int, imbalance: Imbalance) -> Imbalan
     if moe is None or moe.capacity_factor is not None or mesh.ep == 1:
         return imbalance
     tokens = run.batch.micro_sequences * run.data.seq_len // (mesh.cp * mesh.tp)
-    sizes = ExpertSizes.of(moe, mesh, tokens, run.parallel.receive_factor)
-    room = sizes.receive_rows / sizes.send_rows
+    whole = ExpertSizes.of(moe, mesh, tokens, run.parallel.receive_factor)
+    chunks = run.parallel.expert_chunks
+    room = chunks * replace(whole, chunks=chunks).receive_rows / whole.send_rows
     return Imbalance(expected=min(imbalance.expected, room), worst=room)
 
 
@@ -84,6 +87,7 @@ def plan_of_run(run: RunConfig, num_devices: int) -> Plan:
     """The plan that a run file describes. Raises ConfigError as `mesh_of` does."""
     mesh_of(run, num_devices)
     parallel = run.parallel.model_dump(mode="python", include=set(Plan.__dataclass_fields__) - {"stage_layers"})
+    parallel["techniques"] = Techniques.of(run.parallel)
     bounds = stages_of(run).bounds
     return Plan(
         num_devices=num_devices,

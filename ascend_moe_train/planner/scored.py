@@ -8,7 +8,7 @@ from itertools import count
 from ascend_moe_train.planner.bounds import least_bytes
 from ascend_moe_train.planner.efficiency import Efficiency
 from ascend_moe_train.planner.hardware import Cluster
-from ascend_moe_train.planner.layers import Slice
+from ascend_moe_train.planner.layers import Slice, effective
 from ascend_moe_train.planner.memory import Memory, memory_of
 from ascend_moe_train.planner.plan import Imbalance, Job, Plan, check, even_layers
 from ascend_moe_train.planner.space import Space
@@ -96,6 +96,7 @@ def _lean_plans(job: Job, space: Space, cut: Slice, pp: int) -> list[Plan]:
             zero_stage=zero,
             recompute=space.recompute[-1],
             offload_optimizer=offload,
+            techniques=effective(space.techniques, cut),
             **cut._asdict(),
         )
         for layers in dict.fromkeys((even, even[::-1]))

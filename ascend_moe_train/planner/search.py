@@ -1,8 +1,8 @@
 """The best plans for a job on a cluster, and why all others are not. Pure."""
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from ascend_moe_train.errors import ConfigError
@@ -10,11 +10,12 @@ from ascend_moe_train.planner.collectives import span
 from ascend_moe_train.planner.efficiency import Efficiency
 from ascend_moe_train.planner.hardware import Cluster
 from ascend_moe_train.planner.layers import Slice
-from ascend_moe_train.planner.plan import Imbalance, Job, Plan, even_layers
+from ascend_moe_train.planner.plan import TYPICAL, Imbalance, Job, Plan, even_layers
 from ascend_moe_train.planner.rejections import Rejections
 from ascend_moe_train.planner.scored import Scored, leanest, scored
 from ascend_moe_train.planner.space import Space
 from ascend_moe_train.planner.step_time import StepTime, time_of
+from ascend_moe_train.planner.techniques import Techniques
 from ascend_moe_train.planner.walk import Walk
 from ascend_moe_train.units import format_seconds
 
@@ -59,11 +60,11 @@ def search(
         return Found(best=(), seen=(), too_big=too_big, rejections=Rejections(), num_plans=0, num_evaluated=1)
     walk = Walk(job, cluster, imbalance, efficiency, whole, top)
     walk.run()
-    found = sorted(walk.best.values(), key=lambda each: (each.time.step_s, each.memory.peak_bytes))
+    found = sorted(walk.best.values(), key=_by_time)
     if objective == "memory" and found:
         walk = Walk(job, cluster, imbalance, efficiency, whole, top, limit_s=found[0].time.step_s * HEAD_ROOM_SLACK)
         walk.run()
-        found = sorted(walk.best.values(), key=lambda each: (each.memory.peak_bytes, each.time.step_s))
+        found = sorted(walk.best.values(), key=_by_memory)
     if found:
         _count_slower(walk, found[0], lambda plan: time_of(job, cluster, plan, imbalance, efficiency), cluster)
     return Found(
@@ -74,6 +75,54 @@ def search(
         num_plans=walk.num_plans,
         num_evaluated=walk.num_evaluated,
     )
+
+
+def search_among(
+    job: Job,
+    cluster: Cluster,
+    alternatives: Sequence[Techniques],
+    *,
+    objective: Objective = "throughput",
+    imbalance: Imbalance = TYPICAL,
+    space: Space | None = None,
+    top: int = 5,
+) -> Found:
+    """The best layouts with any of some techniques. The first are those of a run where nothing else is allowed: what is
+    said of plans that are out is of plans with these. Raises ConfigError as `search` does for them."""
+    whole = space if space is not None else Space.of(job, cluster)
+    found = []
+    for techniques in alternatives:
+        try:
+            limited = Space.of(job, cluster, **vars(whole) | {"techniques": techniques})
+            found.append(search(job, cluster, objective=objective, imbalance=imbalance, space=limited, top=top))
+        except ConfigError:
+            if not found:
+                raise
+    first = found[0]
+    everything = [each for one in found for each in one.best]
+    limit_s = HEAD_ROOM_SLACK * min((each.time.step_s for each in everything), default=0.0)
+    rank = _by_time if objective == "throughput" else _by_memory
+    best: dict[tuple[int, ...], Scored] = {}
+    for each in sorted(everything, key=rank):
+        if objective == "throughput" or each.time.step_s <= limit_s:
+            best.setdefault(each.layout, each)
+    is_faster = first.too_big is not None and best and first.too_big.time.step_s < min(map(_by_time, best.values()))[0]
+    return replace(
+        first,
+        best=tuple(best.values())[:top],
+        seen=tuple(each for one in found for each in one.seen),
+        too_big=first.too_big if is_faster or not best else None,
+        num_plans=sum(each.num_plans for each in found),
+        num_evaluated=sum(each.num_evaluated for each in found),
+    )
+
+
+def _by_time(each: Scored) -> tuple[float, float]:
+    return each.time.step_s, each.memory.peak_bytes
+
+
+def _by_memory(each: Scored) -> tuple[float, float]:
+    return _by_time(each)[::-1]
 
 
 def _count_slower(walk: Walk, best: Scored, timed: Callable[[Plan], StepTime], cluster: Cluster) -> None:

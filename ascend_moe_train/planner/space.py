@@ -8,6 +8,7 @@ from ascend_moe_train.parallel.config import ScheduleName
 from ascend_moe_train.planner.hardware import Cluster
 from ascend_moe_train.planner.layers import Slice
 from ascend_moe_train.planner.plan import KEPT, RECOMPUTE, Job, Kept, Plan, Recompute, check, even_layers
+from ascend_moe_train.planner.techniques import PLAIN, Techniques
 
 MAX_STAGES = 64
 MAX_CONTEXT = 64
@@ -26,7 +27,8 @@ _SPEED = (1, 0, 2, 3)
 class Space:
     """Sizes of each axis and the other choices, each of which is combined with each that it is possible with.
 
-    tp and the width of experts are cut inside a node only. `sequence_parallel` goes with tp above 1.
+    tp and the width of experts are cut inside a node only. `sequence_parallel` goes with tp above 1. All have the
+    `techniques` that have an effect on them.
     """
 
     num_devices: int
@@ -44,10 +46,12 @@ class Space:
     recompute: tuple[Recompute, ...] = RECOMPUTE
     kept: tuple[Kept, ...] = KEPT
     offload: tuple[bool, ...] = (False, True)
+    techniques: Techniques = PLAIN
 
     @classmethod
     def of(cls, job: Job, cluster: Cluster, **limits: object) -> Self:
-        """Everything for a job on a cluster; `limits` replace fields."""
+        """Everything for a job on a cluster; `limits` replace fields. Dense gradients are summed in few bits where they
+        are whole on every device (`ParallelConfig`)."""
         count, model = cluster.num_devices, job.model
         sizes = [n for n in range(1, min(count, max(256, model.num_layers)) + 1) if count % n == 0]
         node = [n for n in sizes if n <= cluster.devices_per_node]
@@ -63,7 +67,10 @@ class Space:
             micro=tuple(n for n in _powers_of_two(MAX_MICRO) if job.global_sequences % n == 0),
             offload=(False,) if cluster.device.kind == "cpu" else (False, True),  # there it is the same memory
         )
-        return replace(found, **limits)  # type: ignore[arg-type]  # names are those of the fields
+        found = replace(found, **limits)  # type: ignore[arg-type]  # names are those of the fields
+        return (
+            replace(found, tp=(1,), pp=(1,), zero=(0,), offload=(False,)) if found.techniques.is_compressed else found
+        )
 
     def cuts(self, job: Job) -> Iterator[Slice]:
         """Every way to cut a block that is possible for some number of stages."""

@@ -20,6 +20,7 @@ from ascend_moe_train.planner.hardware import Cluster
 from ascend_moe_train.planner.layers import ROUTED_AXES, Slice, kinds_of, tokens
 from ascend_moe_train.planner.memory import stage_parameters
 from ascend_moe_train.planner.plan import TYPICAL, Imbalance, Job, Plan
+from ascend_moe_train.planner.wires import gradients_s, sums_early
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +110,7 @@ class StepTimes:
     def _passed(self, plan: Plan) -> "_Passed":
         """It does not depend on how states are kept."""
         policy = plan.recompute, plan.recompute_layers, plan.recompute_kept
-        key = (Slice.of(plan), plan.num_devices, plan.pp, plan.schedule, plan.stage_layers, policy)
+        key = (Slice.of(plan), plan.num_devices, plan.pp, plan.schedule, plan.stage_layers, policy, plan.techniques)
         if key not in self._pipelines:
             if len(self._pipelines) >= KEPT_PIPELINES:  # plans of one pipeline are asked for together
                 self._pipelines.clear()
@@ -122,7 +123,8 @@ class StepTimes:
         """Of every virtual stage."""
         found, first = [], 0
         cut, last = Slice.of(plan), len(plan.stage_layers) - 1
-        common = (cut, plan.pp > 1, plan.schedule, plan.recompute, plan.recompute_layers, plan.recompute_kept)
+        policy = plan.recompute, plan.recompute_layers, plan.recompute_kept
+        common = (cut, plan.pp > 1, plan.schedule, policy, plan.techniques)
         for place, size in enumerate(plan.stage_layers):
             kinds = self._kinds[first : first + size]
             first += size
@@ -159,7 +161,7 @@ class StepTimes:
         return PassTime.of(forward, backward, weight_s)
 
     def _block(self, plan: Plan, cut: Slice, kind: int, is_again: bool) -> PassTime:
-        key = (cut, plan.recompute, kind, is_again)
+        key = (cut, plan.recompute, kind, is_again, plan.techniques)
         if key not in self._blocks:
             self._blocks[key] = block_time(
                 self._job, self._cluster, plan, self._imbalance.expected, self._efficiency, kind, is_again
@@ -178,15 +180,16 @@ class StepTimes:
         window = sum(value for part, value in items.items() if part not in ("pp", "bubble")) / (
             1 if plan.zero_stage >= 2 else num_micro
         )
+        overlaps = self._job.engine.overlaps | ({"gradients"} if sums_early(self._job, plan) else frozenset())
         for part in ("gradients", "weights"):
-            if part in self._job.engine.overlaps:
+            if part in overlaps:
                 largest[part] -= self._efficiency.hidden * min(largest[part], window / 2)
         return largest
 
     def _of_parameters(self, plan: Plan, stage: int) -> dict[str, float]:
         counts = stage_parameters(self._job, plan, stage)
         calls = max(plan.stage_layers) * plan.chunks if plan.zero_stage == 3 else 1
-        key = (counts, plan.sizes, calls, plan.zero_stage, plan.offload_optimizer)
+        key = (counts, plan.sizes, calls, plan.zero_stage, plan.offload_optimizer, plan.techniques)
         if key not in self._updates:
             self._updates[key] = _of_parameters(self._job, self._cluster, plan, self._efficiency, calls, *counts)
         return self._updates[key]
@@ -262,10 +265,9 @@ def _of_parameters(
             continue
         group = span(plan, axis, cluster.devices_per_node)
         is_cut = plan.zero_stage > 0 and group.size > 1
-        gradient_bytes, gathered_bytes = engine.gradient_bytes * parameters / calls, weight_bytes * parameters / calls
-        verb = "reduce_scatter" if is_cut else "all_reduce"
-        found["gradients"] += calls * collective_s(verb, gradient_bytes, group, cluster, efficiency)
+        found["gradients"] += gradients_s(job, cluster, plan, axis, parameters, calls, efficiency)
         if is_cut:
+            gathered_bytes = weight_bytes * parameters / calls
             found["weights"] += calls * collective_s("all_gather", gathered_bytes, group, cluster, efficiency)
         touched = 2 * (engine.gradient_bytes + engine.sharded_state_bytes) * parameters
         rate = device.host_bytes_per_s if plan.offload_optimizer else device.memory_bytes_per_s * efficiency.vector

@@ -22,7 +22,7 @@ from ascend_moe_train.planner.bounds import (
 )
 from ascend_moe_train.planner.efficiency import Efficiency
 from ascend_moe_train.planner.hardware import Cluster
-from ascend_moe_train.planner.layers import Slice
+from ascend_moe_train.planner.layers import Slice, effective
 from ascend_moe_train.planner.memory import Memories, Peak
 from ascend_moe_train.planner.plan import Imbalance, Job, Plan, check
 from ascend_moe_train.planner.rejections import Rejections
@@ -63,7 +63,7 @@ class Walk:
         self._job, self._cluster, self._imbalance = job, cluster, imbalance
         self._top, self._limit_s, self._top_s = top, limit_s, float("inf")
         self._repeats = job.engine.keeps == "inputs"
-        self._times = PassTimes(job, cluster, imbalance, efficiency)
+        self._times = PassTimes(job, cluster, imbalance, efficiency, space.techniques)
         self._memories = Memories(job, cluster, imbalance)
         self._steps = StepTimes(job, cluster, imbalance, efficiency)
         self._heap: list[_Node] = []
@@ -214,6 +214,7 @@ class Walk:
             schedule=node.schedule,
             chunks=node.chunks,
             stage_layers=node.stage_layers,
+            techniques=effective(self.space.techniques, node.cut),
             **node.cut._asdict(),
             **choices,
         )

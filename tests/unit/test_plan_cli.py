@@ -147,6 +147,32 @@ def test_export(folder: Path, capsys: pytest.CaptureFixture[str], system: str) -
     assert all(line.isprintable() for line in text.splitlines())
 
 
+ONE_BIT = "compress.method=onebit_adam,compress.warmup_updates=50"
+DENSE = RUN.replace("preset: tiny, num_layers: 4, moe: {aux_loss_scope: batch}", "preset: demo, moe: null").replace(
+    "parallel: {tp: 3, bucket_bytes: 1000, reduce_dtype: bf16}", "parallel: {bucket_bytes: 10000000}"
+)
+
+
+def test_what_is_allowed_is_tried_and_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model whose step is the sum of its gradients; on slow links 1-bit Adam is the fastest."""
+    (folder / "slow.yaml").write_text("slow: {like: cpu, inside: {bytes_per_s: 1e6}, across: {bytes_per_s: 1e6}}\n")
+    (folder / "dense.yaml").write_text(DENSE)
+    slow = ("--model", "dense.yaml", "--cluster", "8xslow", "--hardware", "slow.yaml", "--seq-len", "16")
+    assert "onebit" not in text_of(capsys, *slow)
+    text = text_of(capsys, *slow, "--allow", ONE_BIT, "--out", "planned.yaml")
+    assert "compress onebit_adam: gradients 1/" in text and "of error feedback on each device" in text
+    run = load_run(folder / "planned.yaml")
+    assert (run.parallel.compress.method, run.parallel.compress.warmup_updates) == ("onebit_adam", 50)
+    shown = json_of(capsys, "check", "planned.yaml", "--cluster", "8xslow", "--hardware", "slow.yaml")
+    assert shown["plan"]["techniques"] == {"compress": "onebit_adam", "bucket_bytes": 10000000}
+    sent, before = (
+        {each["content"]: each["payload_bytes"] for each in shown[name]} for name in ("sent", "sent_in_warm_up")
+    )
+    assert 0 < sent["momenta 1-bit"] < before["gradients"] / 4 and "gradients" not in sent
+    # what a run file has is tried without being allowed
+    assert json_of(capsys, "--model", "planned.yaml", *slow[2:])["plans"][0]["plan"]["techniques"]["compress"]
+
+
 def test_page_and_trace(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text_of(capsys, *MEDIUM, "--html", "plan.html", "--trace", "plan.json")
     page = (folder / "plan.html").read_text()
@@ -266,6 +292,23 @@ REFUSED = {
     "sweep of nothing": (("sweep", *TINY, "--vary", "devices", "--over", ","), "0 values"),
     "sweep of words": (("sweep", *TINY, "--vary", "devices", "--over", "4,many"), "'many'"),
     "sweep of the unknown": (("sweep", *TINY, "--vary", "price", "--over", "1"), "there are devices"),
+    "allowed key of nobody": ((*TINY, "--allow", "reduce_dtpe=bf16"), "did you mean reduce_dtype?"),
+    "allowed key without a value": ((*TINY, "--allow", "overlap"), "overlap has no value"),
+    "allowed value of nobody": ((*TINY, "--allow", "expert_wire=int4"), "'fp16', 'bf16' or 'int8', got int4"),
+    "allowed number out of bounds": (
+        (*TINY, "--allow", "compress.method=powersgd,compress.rank=0"),
+        "compress.rank: Input should be greater than or equal to 1, got 0",
+    ),
+    "allowed to others": ((*TINY, "--engine", "megatron", "--allow", "overlap=true"), "not of megatron"),
+    "too much allowed": ((*TINY, *("--allow", "overlap=true") * 5), "given 5 times"),
+    "overlap on devices": (
+        ("--model", "tiny", "--cluster", "8x910B", "--allow", "overlap=true"),
+        "parallel.overlap true is for ranks that talk through MPI, on CPUs, not for 8x910B2",
+    ),
+    "check of what cannot be compressed": (
+        ("check", "run.yaml", "--cluster", "6xcpu", "--set", "parallel.compress.method=int8"),
+        "compress.method 'int8' with tp 3",
+    ),
     "options before a verb": ((*TINY, "sweep"), "comes after `sweep`"),
 }
 

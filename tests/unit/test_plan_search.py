@@ -10,17 +10,22 @@ from hypothesis import strategies as st
 
 from ascend_moe_train.errors import ConfigError
 from ascend_moe_train.model.config import ModelConfig, MoEConfig, MTPConfig
+from ascend_moe_train.parallel.config import CompressConfig
 from ascend_moe_train.planner.bounds import PassTimes, busy_s, least_bubble, least_bytes, least_step_s, splits
 from ascend_moe_train.planner.hardware import Cluster, parse_cluster
-from ascend_moe_train.planner.layers import Slice
+from ascend_moe_train.planner.layers import Slice, effective
 from ascend_moe_train.planner.memory import memory_of
 from ascend_moe_train.planner.plan import ENGINES, Imbalance, Job, Plan, check
-from ascend_moe_train.planner.search import HEAD_ROOM_SLACK, search
+from ascend_moe_train.planner.search import HEAD_ROOM_SLACK, search, search_among
 from ascend_moe_train.planner.space import Space
 from ascend_moe_train.planner.step_time import time_of
+from ascend_moe_train.planner.techniques import PLAIN, Techniques
 from ascend_moe_train.presets import PRESETS
 
 IMBALANCE = Imbalance()
+IN_INT8 = Techniques(expert_wire="int8", hierarchical_ranks=2, reduce_dtype="bf16")
+ONE_BIT = Techniques(compress=CompressConfig(method="onebit_adam"))
+BESIDE = Techniques(overlap=True)
 MODEL = ModelConfig(
     vocab_size=4096,
     hidden=512,
@@ -57,7 +62,7 @@ def tight(job: Job, devices: str, space: Space, room: float | None) -> Cluster:
 
 def all_plans(job: Job, cluster: Cluster, space: Space) -> Iterator[Plan]:
     """Everything, one after the other."""
-    times = PassTimes(job, cluster, IMBALANCE, None)
+    times = PassTimes(job, cluster, IMBALANCE, None, space.techniques)
     for cut in space.cuts(job):
         for pp in space.stages(job, cut):
             for schedule, chunks in space.pipelines(pp, job.model.num_layers):
@@ -68,6 +73,7 @@ def all_plans(job: Job, cluster: Cluster, space: Space) -> Iterator[Plan]:
                         pp=pp,
                         schedule=schedule,
                         chunks=chunks,
+                        techniques=effective(space.techniques, cut),
                         **cut._asdict(),
                     )
                     yield from variants(job, base, space)
@@ -97,6 +103,8 @@ def small(job: Job, cluster: Cluster, **limits: Any) -> Space:
     [
         ("ours", "8x910B", None, {"expert_tp": (1, 2), "cp": (1,), "offload": (False,)}),
         ("ours", "4x910B", 0.7, {"expert_tp": (1,), "recompute": ("none", "full")}),
+        ("ours", "4x910B", 0.7, {"expert_tp": (1,), "cp": (1,), "techniques": IN_INT8}),
+        ("ours", "8x910B", 1.1, {"recompute": ("none", "full"), "techniques": ONE_BIT}),
         ("megatron", "4x910B", 0.6, {"zero": (0, 1), "cp": (1,)}),
         ("megatron", "4xA100", 0.5, {"zero": (0, 1, 3), "tp": (1, 2), "cp": (1,), "micro": (2, 4)}),
     ],
@@ -172,12 +180,14 @@ def test_head_room_is_what_trying_everything_finds() -> None:
 
 
 @pytest.mark.parametrize("preset", ["deepseek_v2_lite", "qwen3_30b_a3b", "llama3_8b", "gpt_oss_20b"])
-@pytest.mark.parametrize("engine", ["ours", "megatron"])
-def test_no_bound_is_above_what_it_bounds(preset: str, engine: str) -> None:
+@pytest.mark.parametrize(
+    ("engine", "techniques"), [("ours", PLAIN), ("megatron", PLAIN), ("ours", IN_INT8), ("ours", BESIDE)]
+)
+def test_no_bound_is_above_what_it_bounds(preset: str, engine: str, techniques: Techniques) -> None:
     job = job_of(engine, PRESETS[preset](), seq_len=4096, global_sequences=256)
     cluster = cluster_of("64x910B")
     space, _ = Space.of(job, cluster).without_impossible(job)
-    times = PassTimes(job, cluster, IMBALANCE, None)
+    times = PassTimes(job, cluster, IMBALANCE, None, techniques)
     cuts = list(space.cuts(job))
     for cut in cuts[:: len(cuts) // 40 + 1]:
         passes = times.of(cut)
@@ -188,6 +198,7 @@ def test_no_bound_is_above_what_it_bounds(preset: str, engine: str) -> None:
                     plan = Plan(
                         num_devices=64, stage_layers=layers, pp=pp, schedule=schedule, chunks=chunks, **cut._asdict()
                     )
+                    plan = replace(plan, techniques=effective(techniques, cut))
                     step_s = time_of(job, cluster, plan, IMBALANCE).step_s
                     busy = busy_s(passes, layers, pp, repeats=repeats)
                     least_s = least_step_s(busy, plan.num_micro(job), chunks, schedule, passes.slow)
@@ -254,3 +265,16 @@ def test_nothing_fits() -> None:
 def test_no_plan_is_possible() -> None:
     with pytest.raises(ConfigError, match=r"3 sequences a step .* 8 devices"):
         search(job_of(global_sequences=3, seq_len=7), cluster_of("8x910B"))
+
+
+def test_what_is_allowed_is_tried_beside_what_is_there() -> None:
+    """And shown where it is used; experts whose devices are in several nodes gain by fewer bits."""
+    job, cluster = job_of(model=PRESETS["qwen3_30b_a3b"](), seq_len=4096, global_sequences=256), cluster_of("64x910B")
+    space = Space.of(job, cluster, tp=(1,), cp=(1,), pp=(1,), ep=(64,), expert_tp=(1,), micro=(1,), offload=(False,))
+    fewer = Techniques(expert_wire="int8", reduce_dtype="bf16")
+    plain, both = (search_among(job, cluster, each, space=space) for each in ([PLAIN], [PLAIN, fewer]))
+    assert not any(each.plan.techniques.keys for each in plain.best)
+    assert both.best[0].plan.techniques == fewer and both.best[0].time.step_s < plain.best[0].time.step_s
+    assert [each.layout for each in both.best] == [each.layout for each in plain.best]
+    assert both.rejections.total("slower") == plain.rejections.total("slower")
+    assert search_among(job, cluster, [PLAIN, ONE_BIT], space=space).best == plain.best  # it has no room

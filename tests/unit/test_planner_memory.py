@@ -26,13 +26,12 @@ def gpt(layers: int, hidden: int, heads: int, seq_len: int, micro: int = 1) -> J
     return Job(model=model, seq_len=seq_len, global_sequences=micro * 64, engine=PAPER, plain_ffn=True)
 
 
-def zero(parameters: float, size: int, stage: int, engine: str = "zero", optimizer: str = "adamw") -> float:
+def zero(parameters: float, size: int, stage: int, engine: str = "zero") -> float:
     job = Job(
         model=PRESETS["tiny"](),
         seq_len=64,
         global_sequences=64,
         engine=ENGINES[engine],
-        optimizer="onebit_adam" if optimizer == "onebit_adam" else "adamw",
     )
     states = states_of(job, parameters, size, stage)
     return states.weights + states.gradients + states.optimizer
@@ -81,10 +80,6 @@ def test_experts_are_replicated_over_their_own_ranks(pp: int, ep: int, wanted: t
     dense, experts = 5.34e9 / pp, 99.66e9 / (pp * ep)
     found = [(zero(dense, 64 // pp, stage) + zero(experts, 64 // (pp * ep), stage)) / 1e9 for stage in range(4)]
     assert found == pytest.approx(wanted, abs=0.11)
-
-
-def test_onebit_adam_adds_the_errors_of_worker_and_server() -> None:
-    assert zero(1e9, 4, 0, optimizer="onebit_adam") == pytest.approx((16 + 4 + 4 / 4) * 1e9)
 
 
 @pytest.mark.parametrize(("hidden", "heads", "seq_len", "micro"), [(6144, 64, 2048, 4), (512, 8, 128, 1)])
