@@ -56,7 +56,7 @@ def _sent_words(job: Job, plan: Plan, without: Plan) -> Iterator[str]:
     if not theirs:
         return
     is_later = plan.techniques.compress.method == "onebit_adam" != without.techniques.compress.method
-    contents = " and ".join(sorted({key[2] for key in keys if key in before}))
+    contents = " and ".join(sorted({key[2] for key in keys if key in before} - {"figures"}))
     ratio = f"1/{theirs / ours:.3g}" if ours < theirs else f"x {ours / theirs:.3g}"
     yield f"{contents} {ratio}{' after the warm-up' if is_later else ''}"
     yield f"{format_bytes(round(ours))} leave a device in a step, not {format_bytes(round(theirs))}"

@@ -192,8 +192,8 @@ def test_what_techniques_bring_is_said() -> None:
     one_bit = lines_of(
         job, cluster, replace(plan, techniques=Techniques(compress=CompressConfig(method="onebit_adam")))
     )
-    assert one_bit.startswith("compress onebit_adam: gradients 1/30.9 after the warm-up, ")
-    assert "in all w + (1 - w)/30.9 of that" in one_bit and "of error feedback on each device" in one_bit
+    assert one_bit.startswith("compress onebit_adam: gradients 1/30.7 after the warm-up, ")
+    assert "in all w + (1 - w)/30.7 of that" in one_bit and "of error feedback on each device" in one_bit
     wired = Techniques(expert_wire="int8", hierarchical_ranks=2)
     rows, nodes = lines_of(job, cluster, replace(plan, techniques=wired)).splitlines()
     assert rows.startswith("expert_wire int8: expert rows 1/3.94, ")
