@@ -1,6 +1,7 @@
 # make demo   installs, prepares a corpus, trains the demo model, writes a sample (a few minutes on two cores)
 # make test   the tests; make test-all adds the slow ones
 # make check  lint, types, and the rules of tests/rules
+# make docs   the documentation as a site in build/site; a warning or a dead link is an error
 # make bench  the benchmarks
 # make plan-accuracy RUNS=runs.json  the planner fitted on published runs and judged: docs/plan-accuracy.md
 
@@ -11,7 +12,7 @@ STAMP := $(VENV)/.installed
 SUITABLE := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))
 PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3,$(shell $(name) -c '$(SUITABLE)' 2>/dev/null && echo $(name))))
 
-.PHONY: install demo test test-all check bench plan-accuracy clean
+.PHONY: install demo test test-all check docs bench plan-accuracy clean
 
 install: $(STAMP)
 
@@ -19,7 +20,7 @@ $(STAMP): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed: set PYTHON=/path/to/python3.11" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV) (MindSpore is a download of 0.8 GB)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[train,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[train,dev,docs]'
 	@touch $@
 
 corpora/stdlib/manifest.json: | $(STAMP)
@@ -42,6 +43,9 @@ check: $(STAMP)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/rules
+
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The peers of the benchmarks live in an environment of their own: torch is no dependency of the project.
 $(PEER)/.installed: benchmarks/peers.txt
