@@ -2,6 +2,7 @@
 # make test   the tests; make test-all adds the slow ones
 # make check  lint, types, and the rules of tests/rules
 # make docs   the documentation as a site in build/site; a warning or a dead link is an error
+# make docs-regions  what commands print on the pages, made anew
 # make bench  the benchmarks
 # make plan-accuracy RUNS=runs.json  the planner fitted on published runs and judged: docs/plan-accuracy.md
 
@@ -12,7 +13,7 @@ STAMP := $(VENV)/.installed
 SUITABLE := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))
 PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3,$(shell $(name) -c '$(SUITABLE)' 2>/dev/null && echo $(name))))
 
-.PHONY: install demo test test-all check docs bench plan-accuracy clean
+.PHONY: install demo test test-all check docs docs-regions bench plan-accuracy clean
 
 install: $(STAMP)
 
@@ -46,6 +47,9 @@ check: $(STAMP)
 
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-regions: $(STAMP)
+	$(BIN)/python -m scripts.docs_regions --slow
 
 # The peers of the benchmarks live in an environment of their own: torch is no dependency of the project.
 $(PEER)/.installed: benchmarks/peers.txt
