@@ -13,8 +13,8 @@ A region is an indented block between two comments, which no reader sees:
                                                    <!-- end of file -->
     <!-- end of run -->
 
-All commands of a page run one after the other in one empty folder that has the page's files and a copy of examples/.
-They are `amt` and `python`, without a shell, and may be piped into grep, head and tail. `<!-- run: exit 2 -->` is for
+All commands of a page run one after the other in one folder that has the page's files and copies of examples/ and
+docs/. They are `amt` and `python`, without a shell, and may be piped into grep, head and tail. `<!-- run: exit 2 -->` is for
 one that is refused. `...` on a page stands for whatever varies, in a line or as a line for several; an output that
 agrees with what is there is left alone. Regions that are `slow` run with --slow only. `<!-- table: benchmarks/x.md -->`
 holds the table of that page, and what it was measured on.
@@ -42,7 +42,7 @@ PROGRAMS = {
     "python": [sys.executable],
 }
 FILTERS = ("grep", "head", "tail")
-LIMIT_S = 600
+LIMIT_S = 1800
 ANY = "..."
 
 
@@ -101,7 +101,8 @@ def outputs(todo: tuple[Step, ...]) -> tuple[str, ...]:
     command that cannot be run, or that ends otherwise than it should."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        shutil.copytree(ROOT / "examples", folder / "examples")
+        for part in ("examples", "docs"):
+            shutil.copytree(ROOT / part, folder / part)
         printed = []
         for step in todo:
             if step.file:
