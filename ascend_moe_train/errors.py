@@ -23,3 +23,7 @@ class TrainingError(UserError):
 
 class MetricsError(UserError):
     """A metrics file or run folder that cannot be read or written."""
+
+
+class ProfileError(UserError):
+    """A profiler's folder or file that cannot be read: the message names file, row and column."""

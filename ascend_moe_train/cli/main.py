@@ -39,6 +39,10 @@ VERBS = MappingProxyType(
             "ascend_moe_train.cli.plan",
             "Find the best way to spread a model over devices, with predicted memory and time.",
         ),
+        "profile": (
+            "ascend_moe_train.cli.profile",
+            "Say from a profiler's folder what a training step does, what is wrong with it and what to change.",
+        ),
         "check": (
             "ascend_moe_train.cli.check",
             "Find out without a device whether a run's graphs hold together, and whether installed versions fit.",
