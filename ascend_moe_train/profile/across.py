@@ -8,7 +8,7 @@ from statistics import mean, median
 from ascend_moe_train.profile.groups import is_p2p
 from ascend_moe_train.profile.layout import Layout
 from ascend_moe_train.profile.matched import Matching, Shared
-from ascend_moe_train.profile.tables import Rank
+from ascend_moe_train.profile.tables import Collective, Rank
 
 MIN_SHARE = 0.01  # of the step: what is shorter is not worth a word
 MIN_TOKENS = 1.05  # more rows than the median of peers
@@ -202,7 +202,7 @@ def kind_costs(ranks: Sequence[Rank], layout: Layout, matching: Matching) -> lis
     operators: dict[str, set[str]] = defaultdict(set)
     for rank in ranks:
         for each in rank.collectives:
-            kind = "PP" if is_p2p(each.kind) else layout.kinds.get(each.group, "unknown")
+            kind = kind_of_collective(each, layout)
             sums = parts[kind][rank.rank]
             size_mb = sum(each.links.get(name, (0.0, 0.0))[0] for name in ("SDMA", "RDMA"))
             for place, value in enumerate((1.0, each.elapse_ms, each.exposed_ms or 0.0, size_mb)):
@@ -232,6 +232,11 @@ def kind_costs(ranks: Sequence[Rank], layout: Layout, matching: Matching) -> lis
     return sorted(found, key=lambda each: -each.elapse_ms)
 
 
+def kind_of_collective(each: Collective, layout: Layout) -> str:
+    """What it is for: messages are the pipeline's, everything else its group's."""
+    return "PP" if is_p2p(each.kind) else layout.kinds.get(each.group, "unknown")
+
+
 def link_classes(ranks: Sequence[Rank]) -> list[LinkClass]:
     """Transports between ranks, from the matrix; copies inside a rank are none."""
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
@@ -258,14 +263,15 @@ def link_classes(ranks: Sequence[Rank]) -> list[LinkClass]:
     ]
 
 
-def critical_path(ranks: Sequence[Rank], matching: Matching) -> list[PathPart]:
+def critical_path(ranks: Sequence[Rank], matching: Matching) -> tuple[int, list[PathPart]]:
     """Back from the end of the last step: what a rank did since it last waited, then the rank that it waited for.
 
-    Parts are in the order of time; those that are shorter than MIN_SHARE of the whole are joined with what is before.
+    Returns when the step began, in ns, and parts in the order of time. Waits of less than MIN_SHARE of the step are no
+    reason to go to another rank.
     """
     shared = [each for each in matching.shared if all(one.start_ns for one in each.by_rank.values())]
     if not shared:
-        return []
+        return 0, []
     step = max(shared, key=lambda each: _end_ns(each, each.last, matching)).step
     shared = [each for each in shared if each.step == step]
     ops: dict[int, list[tuple[int, Shared]]] = defaultdict(list)
@@ -293,7 +299,7 @@ def critical_path(ranks: Sequence[Rank], matching: Matching) -> list[PathPart]:
         parts.append((each.last, min(late_ns, end_ns), end_ns, f"{each.kind}, for which rank {rank} had waited"))
         at_ns, rank = min(late_ns, end_ns), each.last
     parts.append((rank, first_ns, at_ns, "from the start of the step"))
-    return [
+    return first_ns, [
         PathPart(rank=one, start_ms=(start - first_ns) / 1e6, end_ms=(end - first_ns) / 1e6, what=what)
         for one, start, end, what in reversed(parts)
         if end > start

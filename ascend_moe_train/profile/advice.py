@@ -171,7 +171,7 @@ def _kinds(evidence: Evidence) -> Iterator[Advice]:
             )
             + ((f"{each.size_mb:.0f} MB a rank and step",) if each.size_mb else ()),
             keys=keys,
-            action=f"hide or shrink it: {', '.join(keys)}",
+            action="hide it behind compute, send fewer bytes, or over fewer ranks",
         )
 
 

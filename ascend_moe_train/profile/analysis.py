@@ -12,6 +12,7 @@ from ascend_moe_train.profile.across import (
     Straggler,
     critical_path,
     kind_costs,
+    kind_of_collective,
     link_classes,
     stages_of,
     stragglers,
@@ -42,6 +43,7 @@ class Analysis:
     kinds: tuple[KindCost, ...]
     links: tuple[LinkClass, ...]
     path: tuple[PathPart, ...]
+    path_start_ns: int
     types: tuple[Operator, ...]
     shapes: tuple[Operator, ...]
     advice: tuple[Advice, ...]
@@ -51,6 +53,14 @@ class Analysis:
     def ranks(self) -> tuple[Rank, ...]:
         """In the order of their numbers."""
         return self.capture.ranks
+
+    def kind_times_ms(self, rank: Rank) -> dict[str, float]:
+        """Time of a rank's collectives by kind of group, a step."""
+        found: dict[str, float] = {}
+        for each in rank.collectives:
+            kind = kind_of_collective(each, self.layout)
+            found[kind] = found.get(kind, 0.0) + each.elapse_ms / rank.num_steps
+        return found
 
     def value(self, name: str, rank: int) -> float | None:
         """A figure of a rank."""
@@ -68,6 +78,7 @@ def analyse(
     found_stages = tuple(stages_of(ranks, layout, matching))
     late = tuple(stragglers(ranks, layout, matching))
     kinds = tuple(kind_costs(ranks, layout, matching))
+    path_start_ns, path = critical_path(ranks, matching)
     evidence = Evidence(
         ranks=ranks, figures=all_figures, layout=layout, stages=found_stages, stragglers=late, kinds=kinds
     )
@@ -81,7 +92,8 @@ def analyse(
         stragglers=late,
         kinds=kinds,
         links=tuple(link_classes(ranks)),
-        path=tuple(critical_path(ranks, matching)),
+        path=tuple(path),
+        path_start_ns=path_start_ns,
         types=tuple(top_types(ranks)),
         shapes=tuple(top_shapes(ranks)),
         advice=tuple(advise(evidence)),

@@ -54,21 +54,22 @@ def _title(analysis: Analysis) -> str:
     )
 
 
-def _table(title: str, *heads: str, words: Sequence[int] = (0,)) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, title_style="bold")
+def table(title: str, *heads: str, words: Sequence[int] = (0,)) -> Table:
+    """Columns with their heads; those of `words` to the left."""
+    shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, title_style="bold")
     for place, head in enumerate(heads):
-        table.add_column(head, justify="left" if place in words else "right", no_wrap=place not in words)
-    return table
+        shown.add_column(head, justify="left" if place in words else "right", no_wrap=place not in words)
+    return shown
 
 
 def _verdicts(analysis: Analysis) -> Table:
-    table = _table("Thresholds", "metric", "bound", "worst", "rank", "", words=(0, 4))
+    shown = table("Thresholds", "metric", "bound", "worst", "rank", "", words=(0, 4))
     for each in analysis.verdicts:
         bound = f"{'>=' if each.at_least else '<='} {each.share * 100:g} %"
         rank = "" if each.worst_rank is None else str(each.worst_rank)
         mark = MARKS[each.passed] if each.passed is not None else f"[dim]{escape(each.missing)}[/]"
-        table.add_row(each.metric, bound, format_share(each.worst), rank, mark)
-    return table
+        shown.add_row(each.metric, bound, format_share(each.worst), rank, mark)
+    return shown
 
 
 def _ranks(analysis: Analysis) -> Table:
@@ -85,7 +86,7 @@ def _ranks(analysis: Analysis) -> Table:
         "mac",
         "memory",
     )
-    table = _table("Ranks, mean step", *heads)
+    shown = table("Ranks, mean step", *heads)
     waits = analysis.matching.waits_ms()
     for rank in _shown(analysis):
         number = rank.rank
@@ -93,7 +94,7 @@ def _ranks(analysis: Analysis) -> Table:
         step = analysis.value("step", number)
         wait = waits.get(number)
         memory = analysis.value("memory_peak", number)
-        table.add_row(
+        shown.add_row(
             str(number),
             "" if stage is None else str(stage),
             UNKNOWN if step is None else f"{step:.1f}",
@@ -106,8 +107,8 @@ def _ranks(analysis: Analysis) -> Table:
             UNKNOWN if memory is None else f"{memory / 1024:.1f} GB",
         )
     if len(analysis.ranks) > MAX_RANKS:
-        table.caption = f"{MAX_RANKS} of {len(analysis.ranks)}: those that wait least, and most; all with --json"
-    return table
+        shown.caption = f"{MAX_RANKS} of {len(analysis.ranks)}: those that wait least, and most; all with --json"
+    return shown
 
 
 def _shown(analysis: Analysis) -> Sequence[Rank]:
@@ -120,34 +121,34 @@ def _shown(analysis: Analysis) -> Sequence[Rank]:
 
 
 def _stages(analysis: Analysis) -> Table:
-    table = _table(
+    shown = table(
         "Pipeline stages", "stage", "ranks", "computing ms", "free ms", "p2p ms", "p2p waiting ms", "Bubble as written"
     )
     for each in analysis.stages:
         ranks = ",".join(map(str, each.ranks[:8])) + ("..." if len(each.ranks) > 8 else "")
         values = (each.computing_ms, each.free_ms, each.p2p_ms, each.p2p_wait_ms, each.bubble_written_ms)
-        table.add_row(str(each.stage), ranks, *(UNKNOWN if value is None else f"{value:.1f}" for value in values))
-    return table
+        shown.add_row(str(each.stage), ranks, *(UNKNOWN if value is None else f"{value:.1f}" for value in values))
+    return shown
 
 
 def _kinds(analysis: Analysis) -> Table:
     heads = ("for", "operators", "count", "ms", "exposed ms", "waiting ms", "MB")
-    table = _table("Collectives by kind of group, a rank and step", *heads, words=(0, 1))
+    shown = table("Collectives by kind of group, a rank and step", *heads, words=(0, 1))
     for each in analysis.kinds:
         values = (each.elapse_ms, each.exposed_ms, each.wait_ms)
-        shown = (UNKNOWN if value is None else f"{value:.1f}" for value in values)
-        table.add_row(
-            each.kind, escape(", ".join(each.operators[:4])), f"{each.count:g}", *shown, f"{each.size_mb:.0f}"
+        times = [UNKNOWN if value is None else f"{value:.1f}" for value in values]
+        shown.add_row(
+            each.kind, escape(", ".join(each.operators[:4])), f"{each.count:g}", *times, f"{each.size_mb:.0f}"
         )
-    return table
+    return shown
 
 
 def _operators(analysis: Analysis) -> Table:
     heads = ("operator", "core", "count", "ms", "share", "bound by", "ratio")
-    table = _table("Operators, a rank and step", *heads, words=(0, 1, 5))
+    shown = table("Operators, a rank and step", *heads, words=(0, 1, 5))
     for each in analysis.types[:MAX_OPERATORS]:
         ratio = UNKNOWN if each.ratio is None else f"{each.ratio:.2f}"
-        table.add_row(
+        shown.add_row(
             escape(each.type[:40]),
             escape(each.core),
             f"{each.count:g}",
@@ -156,7 +157,7 @@ def _operators(analysis: Analysis) -> Table:
             each.bound or UNKNOWN,
             ratio,
         )
-    return table
+    return shown
 
 
 def _advice(analysis: Analysis) -> Group:

@@ -65,7 +65,7 @@ def judged(figures: Sequence[Figure], thresholds: Sequence[Threshold]) -> list[V
     for each in thresholds:
         of_metric = [figure for figure in figures if figure.name == each.metric]
         known = [(figure.value, figure.rank) for figure in of_metric if figure.value is not None]
-        worst = (min if each.at_least else max)(known) if known else None
+        worst = (min if each.at_least else max)(known, key=lambda pair: pair[0]) if known else None
         passed = None
         if worst is not None:
             passed = worst[0] >= each.share if each.at_least else worst[0] <= each.share
