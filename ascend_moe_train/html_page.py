@@ -2,9 +2,10 @@
 
 import base64
 import hashlib
+import html
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 _MARKER = re.compile(r"\{\{(\w+)\}\}")
 
@@ -28,3 +29,20 @@ def script_json(value: object) -> str:
 def printable(text: str) -> str:
     """Control characters, which HTML does not allow, and lone surrogates replaced."""
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", "\ufffd", text.replace("\r\n", "\n"))
+
+
+def card(title: str, body: str) -> str:
+    """A section with a heading; `body` is HTML."""
+    return f'<section class="card"><h2>{html.escape(title)}</h2>{body}</section>'
+
+
+def cell(text: str) -> str:
+    """A cell of a table, of any text."""
+    return f"<td>{html.escape(text)}</td>"
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of cells, which are HTML, under heads, which are any text."""
+    head = "".join(f"<th>{html.escape(each)}</th>" for each in heads)
+    body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

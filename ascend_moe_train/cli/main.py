@@ -27,6 +27,10 @@ VERBS = MappingProxyType(
             "Hugging Face folders to checkpoints and back, each time with proof; new models from old ones.",
         ),
         "launch": ("ascend_moe_train.cli.launch", "Run a command as so many ranks of one run on this machine."),
+        "preflight": (
+            "ascend_moe_train.cli.preflight",
+            "Check whether the hosts of a job are fit for it, before it starts.",
+        ),
         "mesh": (
             "ascend_moe_train.cli.mesh",
             "Show how RUN_YAML is spread over ranks: who is where, speaks with whom, holds what.",

@@ -30,7 +30,16 @@ _FILES_KEPT = 128  # for everything else of this process
 
 T = TypeVar("T")
 Reason = Literal[
-    "unresolved", "refused", "unreachable", "silent", "unknown key", "changed key", "unchecked key", "denied", "broken"
+    "unresolved",
+    "refused",
+    "unreachable",
+    "silent",
+    "unknown key",
+    "changed key",
+    "unchecked key",
+    "denied",
+    "broken",
+    "no python",
 ]
 
 

@@ -4,7 +4,7 @@ import html
 import importlib.resources
 from collections.abc import Sequence
 
-from ascend_moe_train.html_page import filled, policy_hash
+from ascend_moe_train.html_page import card, cell, filled, policy_hash, table
 from ascend_moe_train.selftest.results import Result
 from ascend_moe_train.selftest.suite import MACHINE, Report
 from ascend_moe_train.selftest.words import short_figures, shown, verdict
@@ -21,7 +21,7 @@ def page(report: Report) -> str:
     titles = dict.fromkeys(_title(each) for each in report.results if each.status != "not run" and each.part != MACHINE)
     sections = [_wrong(report.results), *(_matrix(title, report.results) for title in titles), _times(report.results)]
     facts = {name: shown(name, value) for name, value in report.machine.items()} | versions()
-    sections.append(_card("Machine", _table(["", ""], [[_cell(name), _cell(value)] for name, value in facts.items()])))
+    sections.append(card("Machine", table(["", ""], [[cell(name), cell(value)] for name, value in facts.items()])))
     good = "All checks that were run have passed" if report.is_finished else "Not finished"
     parts = {
         "title": "Checks failed" if report.has_failed else good,
@@ -57,9 +57,9 @@ def _wrong(results: Sequence[Result]) -> str:
     for each in results:
         if each.status == "not run":
             reasons.setdefault((each.part, each.detail), []).append(each.name)
-    rows = [[_cell(part), _cell(", ".join(names)), _cell(why)] for (part, why), names in reasons.items()]
-    not_run = _card("Not run", _table(["part", "checks", "why"], rows)) if rows else ""
-    return (_card("Failed", failed) if failed else "") + not_run
+    rows = [[cell(part), cell(", ".join(names)), cell(why)] for (part, why), names in reasons.items()]
+    not_run = card("Not run", table(["part", "checks", "why"], rows)) if rows else ""
+    return (card("Failed", failed) if failed else "") + not_run
 
 
 def _matrix(title: str, results: Sequence[Result]) -> str:
@@ -68,9 +68,9 @@ def _matrix(title: str, results: Sequence[Result]) -> str:
     parts = list(dict.fromkeys(each.part for each in own))
     names = list(dict.fromkeys(each.name for each in own))
     by_place = {(each.part, each.name): each for each in own}
-    rows = [[_cell(name), *(_mark(by_place.get((part, name))) for part in parts)] for name in names]
+    rows = [[cell(name), *(_mark(by_place.get((part, name))) for part in parts)] for name in names]
     heads = ["", *(part.partition(": ")[2] or part for part in parts)]
-    return _card(title.capitalize(), _table(heads, rows))
+    return card(title.capitalize(), table(heads, rows))
 
 
 def _mark(result: Result | None) -> str:
@@ -84,26 +84,10 @@ def _times(results: Sequence[Result]) -> str:
     """Of the trainer's own clock; the first step of a process compiles its graphs."""
     timed = [each for each in results if TIMES[0] in each.figures]
     rows = [
-        [_cell(f"{each.part}, {each.name}"), *(_cell(shown(name, each.figures.get(name))) for name in TIMES)]
+        [cell(f"{each.part}, {each.name}"), *(cell(shown(name, each.figures.get(name))) for name in TIMES)]
         for each in timed
     ]
     heads = ["", *(name.rpartition(", ")[0] or name for name in TIMES)]
     return (
-        _card("Times of the training steps, and of writing or reading a checkpoint", _table(heads, rows))
-        if rows
-        else ""
+        card("Times of the training steps, and of writing or reading a checkpoint", table(heads, rows)) if rows else ""
     )
-
-
-def _card(title: str, body: str) -> str:
-    return f'<section class="card"><h2>{html.escape(title)}</h2>{body}</section>'
-
-
-def _cell(text: str) -> str:
-    return f"<td>{html.escape(text)}</td>"
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{html.escape(each)}</th>" for each in heads)
-    body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -1,0 +1,144 @@
+"""A preflight of four hosts on this machine: what is wrong is found, where it is, and nothing else."""
+
+import asyncio
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ascend_moe_train.cli import main as cli
+from ascend_moe_train.cluster.hostfile import parse_hostfile
+from ascend_moe_train.cluster.preflight.model import Job
+from ascend_moe_train.cluster.preflight.run import CHECKS, Verdict, ask_all, judge_all
+from ascend_moe_train.cluster.preflight.self_report import code_digest
+from tests.lab import Lab, LabHost, why_not
+from tests.lab_faults import FAULTS, RUN_FILE, RUN_TEXT, Fault, injected, mend
+
+NUM_HOSTS = 4
+# Of each kind of fault one; `make test-all` has the others.
+QUICK = {"wrong host key", "MTU 1500", "clock 3 s off", "disk full", "port taken", "an NPU missing", "NPU link down"}
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
+    made = Lab(tmp_path_factory.mktemp("lab"), NUM_HOSTS)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("HOME", str(made.home))
+            patch.delenv("SSH_AUTH_SOCK", raising=False)
+            for host in made.hosts:
+                mend(made, host, report())
+            yield made
+    finally:
+        made.close()
+
+
+def report() -> dict[str, Any]:
+    """Of the Python of a good host: versions that are documented to go together, and this code."""
+    versions = {
+        "python": "3.11.7",
+        "mindspore": "2.10.0",
+        "cann": "8.2.RC1",
+        "driver": "25.0.rc1.1",
+        "firmware": "7.7.0.1.231",
+    }
+    fits = [
+        {"pair": pair, "verdict": "ok", "found": "", "expected": "", "remedy": "install a newer driver"}
+        for pair in ("firmware for driver", "driver for firmware", "CANN with driver")
+    ]
+    return {
+        "versions": {part: {"version": version} for part, version in versions.items()},
+        "checks": fits,
+        "package": "0.1.0",
+        "code": code_digest(),
+    }
+
+
+def preflight(lab: Lab, **job: Any) -> Verdict:
+    asked = Job(
+        hosts=parse_hostfile(lab.hostfile().encode(), "hosts"),
+        python="amt-python",
+        master_port=8118,
+        code=code_digest(),
+        files={RUN_FILE: hashlib.sha256(RUN_TEXT.encode()).hexdigest()},
+        folder="/mnt/run/checkpoints",
+        need_bytes=16_000_000,
+        write_bytes=2**20,
+        least_bytes_per_s=1.0,
+        **job,
+    )
+    with lab.switch.entered():
+        return judge_all(asyncio.run(ask_all(asked)))
+
+
+@pytest.mark.parametrize("ssh", ["none", "first"])
+def test_a_good_cluster_passes(lab: Lab, ssh: str) -> None:
+    verdict = preflight(lab, ssh=ssh)
+    assert [(check.name, each.host, each.found) for check, each in verdict.findings] == []
+    statuses = {each.status for outcomes in verdict.outcomes.values() for each in outcomes}
+    assert statuses == {"ok"}
+    assert set(verdict.outcomes) == {check.name for check in CHECKS}
+    assert all(len(outcomes) == NUM_HOSTS for outcomes in verdict.outcomes.values())
+
+
+def with_marks() -> list[Any]:
+    slow = pytest.mark.slow
+    return [pytest.param(each, id=each.name, marks=() if each.name in QUICK else slow) for each in FAULTS]
+
+
+@pytest.mark.parametrize("fault", with_marks())
+def test_a_fault_is_found_where_it_is_and_nothing_else(lab: Lab, fault: Fault) -> None:
+    host = lab.hosts[fault.at - 1]
+    try:
+        with injected(fault, lab):
+            verdict = preflight(lab, **fault.job)
+    finally:
+        for each in lab.hosts[fault.at - 2 : fault.at] if fault.at > 1 else lab.hosts[:1]:
+            mend(lab, each, report())  # the host, and the one before it, whose NPUs talk to its own
+    found = [(check.name, outcome.host, outcome.found) for check, outcome in verdict.findings]
+    expected_host = "h1" if fault.check == "ssh between" else host.name
+    assert [each[:2] for each in found] == [(fault.check, expected_host)], found
+    check, outcome = verdict.findings[0]
+    assert fault.found in outcome.found
+    assert fault.remedy in (outcome.remedy or check.remedy)
+
+
+def test_the_lab_leaves_this_machine_as_it_is(lab: Lab) -> None:
+    host: LabHost = lab.hosts[0]
+    assert host.space.run("cat /etc/hccn.conf").startswith("address_0=")
+    assert not Path("/etc/hccn.conf").exists()
+    assert os.uname().nodename != host.name
+
+
+def test_the_command_shows_and_writes_what_is_found(
+    lab: Lab, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through the command line: table, reasons, commands that are printed only, page, rank table, JSON."""
+    monkeypatch.chdir(tmp_path)
+    Path("hosts").write_text(lab.hostfile())
+    common = ["preflight", "--hostfile", "hosts", "--python", "amt-python", "--folder", "/mnt/run", "--min-write", "0"]
+    third = lab.hosts[2]
+    third.space.run("ip link set eth0 mtu 1500")
+    try:
+        with lab.switch.entered():
+            code = cli.main([*common, "--fix", "--html", "page.html", "--rank-table", "ranks.json"])
+            shown = capsys.readouterr().out
+            mtu = third.space.run("cat /sys/class/net/eth0/mtu")
+            third.space.run("ip link set eth0 mtu 9000")
+            good_code = cli.main([*common, "--json"])
+    finally:
+        mend(lab, third, report())
+    assert (code, good_code) == (1, 0)
+    assert "4 hosts, 29 checks: 1 found on 1 of them" in shown
+    assert "h3  mtu: between it and h1, h2, h4: no packet of 9,000 bytes arrives whole; eth0 has 1500" in shown
+    assert "\nip link set dev eth0 mtu 9000\n" in shown
+    assert mtu == "1500\n"  # printed, not run
+    assert "between it and h1, h2, h4" in Path("page.html").read_text()
+    assert len(json.loads(Path("ranks.json").read_text())["server_list"]) == NUM_HOSTS
+    assert json.loads(capsys.readouterr().out)["findings"] == []
