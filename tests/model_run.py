@@ -4,7 +4,7 @@ Shape letters: see model/kernels/protocol.py.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -88,8 +88,11 @@ class CompiledModel:
         params: Mapping[str, Array],
         num_positions: int,
         lora: LoraConfig | None = None,
+        put_in: Callable[[Transformer], None] | None = None,
     ) -> None:
         model = Transformer(config, kernel_set, num_positions)
+        if put_in is not None:
+            put_in(model)
         if lora is not None:
             apply_lora(model, config, lora, seed=0)
         trained = [(name, parameter) for name, parameter in model.weights() if parameter.requires_grad]

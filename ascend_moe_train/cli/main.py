@@ -55,6 +55,10 @@ VERBS = MappingProxyType(
             "ascend_moe_train.cli.selftest",
             "Check this machine's kernels, collectives and training, and write a page for a bug report.",
         ),
+        "bench": (
+            "ascend_moe_train.cli.bench",
+            "Measure this machine: what each technique of training gives on it.",
+        ),
         "config": ("ascend_moe_train.cli.config", "Show or check the configuration of a run."),
         "version": ("ascend_moe_train.cli.version", "Print the versions that a bug report needs."),
     }

@@ -15,6 +15,7 @@ from ascend_moe_train.data.loader import TrainLoader
 from ascend_moe_train.errors import TrainingError
 from ascend_moe_train.model.adapters import run_flops_per_token
 from ascend_moe_train.model.lora import apply_lora
+from ascend_moe_train.model.transformer import Transformer
 from ascend_moe_train.optim.adamw import AdamW, step_factors
 from ascend_moe_train.optim.host_adamw import HostAdamW
 from ascend_moe_train.optim.lr import learning_rate
@@ -45,7 +46,7 @@ class StepInfo:
 
 class Trainer:
     """Builds one rank's part of a run and steps it. `state` always describes the last finished step, and is the same on
-    every rank; `start` is that of `Inputs`.
+    every rank; `start` is that of `Inputs`, `put_in` changes ports of the whole model before it is cut.
 
     Raises UserError subclasses for checkpoints and devices that cannot be used.
     """
@@ -57,9 +58,12 @@ class Trainer:
         note: Callable[[str], None],
         ranks: Ranks,
         start: Start | None = None,
+        put_in: Callable[[Transformer, RunConfig], None] | None = None,
     ) -> None:
         self.config, self.loader, self.ranks = config, loader, ranks
         self.model, self.kernels, self.device = build_model(config)
+        if put_in is not None:
+            put_in(self.model, config)
         given = {}
         if config.lora is not None:
             apply_lora(self.model, config.model, config.lora, config.run.seed)

@@ -29,6 +29,7 @@ PURE = [
     "data/*.py",
     "checkpoint/*.py",
     "cli/__init__.py",
+    "cli/bench.py",
     "cli/main.py",
     "cli/config.py",
     "cli/convert.py",
@@ -63,6 +64,7 @@ MAY_IMPORT = {
     "profile": {"pure", "parallel", "planner", "profile"},
     "train": {"pure", "model", "data", "optim", "checkpoint", "parallel", "cluster", "train"},
     "selftest": {"pure", "model", "data", "optim", "checkpoint", "parallel", "cluster", "train", "selftest"},
+    "bench": {"pure", "model", "data", "optim", "checkpoint", "parallel", "cluster", "planner", "train", "bench"},
     "cli": {
         "pure",
         "model",
@@ -75,6 +77,7 @@ MAY_IMPORT = {
         "profile",
         "train",
         "selftest",
+        "bench",
         "cli",
     },
 }

@@ -1,0 +1,1 @@
+"""Measurements that users make on their own machine: `amt bench`."""
