@@ -1,34 +1,23 @@
 """The ladder of `amt bench ablate`, climbed: a training run for each rung, in ranks of its own. Pure."""
 
-import json
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ascend_moe_train.bench.ladder import Case, cases, chosen, start_of
-from ascend_moe_train.bench.measured import ASKED, FOUND, Measured, keep, kept_for, read_measured
-from ascend_moe_train.cluster.ascend_environment import ascend_environment
-from ascend_moe_train.cluster.launch import launch, make_job
-from ascend_moe_train.cluster.mpiexec import check_ranks, rank_command
+from ascend_moe_train.bench.measured import Measured, keep, kept_for
+from ascend_moe_train.bench.runs import Say, is_for_npus, trained
+from ascend_moe_train.cluster.mpiexec import check_ranks
 from ascend_moe_train.cluster.msrun import check_devices, num_devices
-from ascend_moe_train.cluster.output import labelled
-from ascend_moe_train.cluster.supervise import Job
-from ascend_moe_train.cluster.verdict import EXITS_STOPPED, Deadlines
 from ascend_moe_train.config import RunConfig, load_run, run_to_dict
-from ascend_moe_train.errors import ConfigError, DataError, MetricsError
+from ascend_moe_train.errors import ConfigError, DataError
 from ascend_moe_train.parallel.mesh import mesh_of
 from ascend_moe_train.train.inputs import model_of_run, open_inputs
-from ascend_moe_train.train.metrics import record_of_line, replace_file
 from ascend_moe_train.train.run_info import versions
 
-RANK_MODULE = "ascend_moe_train.bench.rung_rank"
 KEPT, WORK = "measured", "work"
 MIN_STEPS, MAX_STEPS, MAX_REPEAT = 2, 100_000, 100
-NO_FIRST_LINE = "it left no result"
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,18 +42,6 @@ class Ladder:
     measured: dict[str, list[Measured]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     exit_code: int | None = None
-
-
-class _Listener:
-    """Keeps what ranks say beside their records, and tells of steps."""
-
-    def __init__(self, say: Say, name: str) -> None:
-        self._say, self._name = say, name
-
-    def line(self, rank: int, text: str, *, is_error: bool) -> None:
-        """Takes in a line. What is an error is in the logs of the ranks, and in the verdict of the launcher."""
-        if record_of_line(text) is None and is_error and rank == 0:
-            self._say(f"  {self._name}: {labelled(rank, text)}")
 
 
 def climb(asked: Asked, say: Say) -> Ladder:
@@ -109,7 +86,7 @@ def _prepared(asked: Asked) -> Ladder:
     given = load_run(asked.run_yaml, asked.overrides, model_of_run)
     start = start_of(given, asked.ranks, asked.steps)
     config = _config_of(asked, start)
-    if _is_for_npus(config):
+    if is_for_npus(config):
         check_devices(asked.ranks, num_devices())
 
     def refused(overrides: Sequence[str]) -> str | None:
@@ -143,52 +120,21 @@ def _measured(asked: Asked, case: Case, config: RunConfig, number: int, ladder: 
     name = f"{case.rung.name}.{number}"
     kept, wanted = asked.out / KEPT / f"{name}.json", question(config, case, asked)
     if (before := kept_for(kept, wanted)) is not None:
-        say(f"{name}: {_in_words(before)} (kept from before)")
+        say(f"{name}: {in_words(before)} (kept from before)")
         return before
-    folder = asked.out / WORK / name
-    run = run_to_dict(config)
-    run["run"]["dir"] = str(folder / "run")
-    found = folder / FOUND
-    try:
-        for each in (folder, kept.parent):
-            each.mkdir(parents=True, exist_ok=True)
-        found.unlink(missing_ok=True)
-    except OSError as error:
-        raise MetricsError(f"{folder}: {error.strerror or error}") from None
-    order = {"run": run, "steps": asked.steps, "put_in": case.rung.put_in}
-    replace_file(folder / ASKED, [json.dumps(order).encode()])
-    outcome = launch(_job(config, asked.ranks, folder), _Listener(say, name))
-    if outcome.exit_code in EXITS_STOPPED:
-        ladder.exit_code = outcome.exit_code
-        return None
-    measured = read_measured(found) if outcome.exit_code == 0 else None
-    if measured is None:
-        first = next(iter((outcome.message or NO_FIRST_LINE).splitlines()))
-        ladder.failed[case.rung.name] = first.removeprefix("error: ")
-        say(f"{name}: failed: {ladder.failed[case.rung.name]}; what its ranks printed: {folder / 'logs'}")
-        return None
-    keep(kept, wanted, measured)
-    say(f"{name}: {_in_words(measured)}")
+    measured, ended = trained(config, asked.ranks, asked.steps, case.rung.put_in, asked.out / WORK / name, say)
+    ladder.exit_code = ended.stopped
+    if ended.problem is not None:
+        ladder.failed[case.rung.name] = ended.problem
+        say(f"{name}: failed: {ended.problem}")
+    if measured is not None:
+        kept.parent.mkdir(exist_ok=True)
+        keep(kept, wanted, measured)
+        say(f"{name}: {in_words(measured)}")
     return measured
 
 
-def _job(config: RunConfig, ranks: int, folder: Path) -> Job:
-    is_npu = _is_for_npus(config)
-    given: Mapping[str, str] = os.environ | (ascend_environment(config.ascend, os.environ) if is_npu else {})
-    return make_job(
-        ranks,
-        rank_command(RANK_MODULE, [str(folder)]),
-        Deadlines(**config.parallel.deadlines.model_dump()),
-        run_dir=folder,
-        starter="msrun" if is_npu else "mpiexec",
-        given=given,
-    )
-
-
-def _is_for_npus(config: RunConfig) -> bool:
-    return config.run.device == "ascend" or (config.run.device == "auto" and num_devices() > 0)
-
-
-def _in_words(measured: Measured) -> str:
+def in_words(measured: Measured) -> str:
+    """A measurement in a few."""
     rate = measured.tokens_per_step / measured.step_s
     return f"{rate:,.0f} tokens/s, loss {measured.losses[-1]:.4f}"

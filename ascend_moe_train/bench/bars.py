@@ -24,9 +24,9 @@ def bars(chart: Chart, rows: Sequence[Row], columns: Sequence[Column]) -> str:
     for row, values in drawn:
         title = ", ".join(shown(value, shows) for value in values)
         lines.append(
-            f"<dt>{html.escape(str(row[name]))}</dt>"
+            f"<dt>{html.escape(str(row[name]))}</dt><dd>{html.escape(title)}</dd>"
             f'<dd class="bar"><svg width="100%" height="14" role="img" aria-label="{html.escape(title)}">'
-            f"{''.join(_drawn(row, values, chart, scale))}</svg></dd><dd>{html.escape(title)}</dd>"
+            f"{''.join(_drawn(row, values, chart, scale))}</svg></dd>"
         )
     note = f'<p class="note">{html.escape(chart.note)}</p>' if chart.note else ""
     return (

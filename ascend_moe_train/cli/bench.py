@@ -2,23 +2,40 @@
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ascend_moe_train.cli.config import OVERRIDES, RUN_FILE
+from ascend_moe_train.errors import ConfigError
 
 if TYPE_CHECKING:
+    from ascend_moe_train.bench.calibrate import What
     from ascend_moe_train.bench.result import Chart, Result
+    from ascend_moe_train.bench.runs import Ended
 
 EXIT_FAILED = 1
 
 
+RANKS = click.option("--ranks", type=int, help="How many at the same time; one for each core without it.")
+ROUNDS = click.option("--rounds", default=10, show_default=True, type=int, help="Of each measurement.")
+
+
+def out_option(name: str) -> Callable[[Any], Any]:
+    """--out, a folder of that name unless given."""
+    kind = click.Path(path_type=Path)
+    return click.option("--out", type=kind, default=Path(name), show_default=True, help="The folder for the results.")
+
+
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON instead of a table.")
+NAME = click.option("--name", default="here", show_default=True, help="What the hardware file calls this machine.")
+
+
 @click.group("bench")
 def command() -> None:
-    """Measure this machine: what each technique of training gives on it."""
+    """Measure this machine: what techniques of training give on it, and what the planner needs."""
 
 
 @command.command("ablate")
@@ -61,6 +78,131 @@ def ablate(
     if ladder.exit_code is not None:
         return ladder.exit_code
     return EXIT_FAILED if ladder.failed else 0
+
+
+@command.command("step")
+@RUN_FILE
+@OVERRIDES
+@click.option("--ranks", default=1, show_default=True, type=int, help="How many ranks train together.")
+@click.option("--steps", default=20, show_default=True, type=int, help="The later half is timed.")
+@click.option("--cluster", help="Set beside it what `amt plan` predicts for that, such as 2xhere.")
+@click.option("--hardware", type=click.Path(path_type=Path), help="Devices of your own, in YAML, for --cluster.")
+@out_option("step")
+@AS_JSON
+def step(
+    run_yaml: Path,
+    overrides: tuple[str, ...],
+    ranks: int,
+    steps: int,
+    cluster: str | None,
+    hardware: Path | None,
+    out: Path,
+    as_json: bool,
+) -> int:
+    """Measure the training step of RUN_YAML: tokens/s, FLOP/s, memory, communication."""
+    from ascend_moe_train.bench.step import Asked, measure, predicted, prepared, step_result
+    from ascend_moe_train.cli.environment import prepare_environment
+    from ascend_moe_train.planner.hardware import catalogue, parse_cluster
+
+    prepare_environment()
+    if cluster is None and hardware is not None:
+        raise ConfigError(f"--hardware {hardware} has no effect without --cluster: name one of its devices, as 2xNAME")
+    known = parse_cluster(cluster, catalogue(hardware)) if cluster is not None else None
+    if known is not None and known.num_devices != ranks:
+        raise ConfigError(f"--cluster {cluster}: {known.num_devices} devices for --ranks {ranks}: must be as many")
+    asked = Asked(run_yaml=run_yaml, overrides=overrides, ranks=ranks, steps=steps, out=out, cluster=known)
+    config = prepared(asked)
+    if known is not None:
+        predicted(config, known)  # what it cannot predict is said before anything runs
+    found, ended = measure(config, asked, lambda line: click.echo(line, err=True))
+    if found is None:
+        return _not_measured(ended)
+    result = step_result(config, found, asked, shown_command())
+    write(out, result, ())
+    show(result, [column.key for column in result.columns], out, as_json=as_json)
+    return 0
+
+
+def _not_measured(ended: "Ended") -> int:
+    """Says why, and what the exit code is."""
+    if ended.problem is not None:
+        click.echo(f"error: {ended.problem}", err=True)
+    return ended.stopped or EXIT_FAILED
+
+
+@command.command("compare")
+@click.argument("first", type=click.Path(path_type=Path))
+@click.argument("second", type=click.Path(path_type=Path))
+@out_option("compare")
+@AS_JSON
+def compare(first: Path, second: Path, out: Path, as_json: bool) -> None:
+    """Set two results of the same benchmark side by side: two machines, or two versions."""
+    from ascend_moe_train.bench.compare import compared
+
+    result = compared(first, second, shown_command())
+    write(out, result, ())
+    show(result, [column.key for column in result.columns], out, as_json=as_json)
+
+
+@command.command("comm")
+@RANKS
+@ROUNDS
+@NAME
+@out_option("comm")
+@AS_JSON
+def comm(ranks: int | None, rounds: int, name: str, out: Path, as_json: bool) -> int:
+    """Measure collectives between ranks over sizes and groups, and fit latency and bandwidth."""
+    return _probe(("comm",), ranks, rounds, name, out, as_json)
+
+
+@command.command("gemm")
+@RANKS
+@ROUNDS
+@out_option("gemm")
+@AS_JSON
+def gemm(ranks: int | None, rounds: int, out: Path, as_json: bool) -> int:
+    """Measure matrix products, attention and operators that memory rules."""
+    return _probe(("work",), ranks, rounds, None, out, as_json)
+
+
+@command.command("calibrate")
+@RANKS
+@ROUNDS
+@NAME
+@out_option("calibrate")
+@AS_JSON
+def calibrate(ranks: int | None, rounds: int, name: str, out: Path, as_json: bool) -> int:
+    """Measure this machine and write it as a hardware file that `amt plan` reads."""
+    return _probe(("comm", "work"), ranks, rounds, name, out, as_json)
+
+
+def _probe(what: "tuple[What, ...]", ranks: int | None, rounds: int, name: str | None, out: Path, as_json: bool) -> int:
+    from ascend_moe_train.bench import calibrate as made
+    from ascend_moe_train.cli.environment import prepare_environment
+    from ascend_moe_train.cli.out_file import write_out
+    from ascend_moe_train.cluster.mpiexec import num_cores
+
+    prepare_environment()
+    if name is not None:
+        made.check_name(name)
+    asked, command = made.Asked(ranks=num_cores() if ranks is None else ranks, rounds=rounds, out=out), shown_command()
+    found, ended = made.probed(what, asked, lambda line: click.echo(line, err=True))
+    if found is None:
+        return _not_measured(ended)
+    results: list[tuple[Result, Sequence[Chart]]] = []
+    if found.comm:
+        results.append((made.comm_result(found, asked, command), made.COMM_CHARTS))
+    if found.work:
+        results.append((made.work_result(found, asked, command), made.WORK_CHARTS))
+    if name is not None and found.work:
+        results.append((made.calibrate_result(found, asked, name, command), ()))
+    for result, charts in results:
+        write(out, result, charts)
+    if name is not None:
+        write_out(out / made.HARDWARE, made.hardware_text(found, name, command))
+    last = results[-1][0]
+    show(last, [column.key for column in last.columns], out, as_json=as_json)
+    return 0
 
 
 def shown_command() -> str:

@@ -57,7 +57,7 @@ VERBS = MappingProxyType(
         ),
         "bench": (
             "ascend_moe_train.cli.bench",
-            "Measure this machine: what each technique of training gives on it.",
+            "Measure this machine: what techniques of training give on it, and what the planner needs.",
         ),
         "config": ("ascend_moe_train.cli.config", "Show or check the configuration of a run."),
         "version": ("ascend_moe_train.cli.version", "Print the versions that a bug report needs."),

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -45,6 +45,11 @@ class Paces:
 def efficiencies() -> Mapping[str, Efficiency]:
     """Class of devices -> its parameters."""
     return {name: Efficiency(**values) for name, values in _fitted()["devices"].items()}
+
+
+def efficiency_of(name: str, measured: Mapping[str, float]) -> Efficiency:
+    """That of a class, with what was measured on a device itself in its place."""
+    return replace(efficiencies()[name], **measured)
 
 
 @lru_cache(maxsize=1)

@@ -7,7 +7,7 @@ import difflib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +15,7 @@ from typing import Any, Literal, Self
 
 from ascend_moe_train import strict_yaml
 from ascend_moe_train.errors import ConfigError
+from ascend_moe_train.planner.efficiency import Efficiency
 
 CATALOGUE = Path(__file__).parent / "data" / "hardware.json"
 MAX_DEVICES = 1_000_000
@@ -22,6 +23,8 @@ PRECISIONS = ("fp32", "fp16", "bf16", "fp8")
 _CLUSTER = re.compile(r"\s*([0-9]{1,12})\s*(?:x|×|\*)\s*(\S.*?)\s*", re.IGNORECASE)
 _COUNTS = ("num_cores", "devices_per_node")
 _NUMBERS = ("memory_bytes", "memory_bytes_per_s", "host_memory_bytes", "host_bytes_per_s")
+EFFICIENCIES = tuple(each.name for each in fields(Efficiency))
+_SHARES = ("product", "core", "vector", "inside", "across", "hidden")
 _LINK_NUMBERS = ("bytes_per_s", "latency_s", "knee_bytes")
 
 Topology = Literal["mesh", "switched", "network"]
@@ -47,7 +50,8 @@ class LinkClass:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Device:
-    """One accelerator and the node that it stands in. `efficiency` names the class of fitted efficiencies;
+    """One accelerator and the node that it stands in. `efficiency` names the class of fitted efficiencies, of which
+    `own_efficiency` has those that were measured on the device itself (`efficiency.Efficiency`);
     `num_cores` make tiles of a matrix product at once; `sources` says where each figure is from; `host_memory_bytes` is
     its share of the node's memory."""
 
@@ -63,6 +67,7 @@ class Device:
     across: LinkClass
     host_memory_bytes: float = 128 * 2.0**30
     host_bytes_per_s: float = 20e9
+    own_efficiency: Mapping[str, float] = field(default_factory=dict)
     note: str = ""
     sources: Mapping[str, str] = field(default_factory=dict)
 
@@ -110,8 +115,10 @@ def catalogue(own: Path | None = None) -> Mapping[str, Device]:
           memory_bytes: 60000000000
           peak_flops_per_s: {bf16: 340e12}
           inside: {bytes_per_s: 25e9}
+          efficiency: {product: 0.8}
 
-    Raises ConfigError for a file that cannot be read, an unknown key, or a figure that is not a positive number.
+    `efficiency` is of `efficiency.Efficiency`, in place of what was fitted for the class. Raises ConfigError for a file
+    that cannot be read, an unknown key, or a figure that is not a positive number.
     """
     return _built_in() if own is None else MappingProxyType({**_built_in(), **_own_devices(own)})
 
@@ -218,7 +225,7 @@ def _own_devices(path: Path) -> dict[str, Device]:
 
 def _overridden(base: Device, name: str, figures: Mapping[str, Any], where: str) -> Device:
     changes: dict[str, Any] = {"name": name, "sources": {**base.sources, **dict.fromkeys(figures, where)}}
-    allowed = (*_NUMBERS, *_COUNTS, "peak_flops_per_s", "inside", "across")
+    allowed = (*_NUMBERS, *_COUNTS, "peak_flops_per_s", "inside", "across", "efficiency")
     for key, value in figures.items():
         if key not in allowed:
             raise ConfigError(f"{where}: {_unknown(key, allowed)}")
@@ -234,6 +241,9 @@ def _overridden(base: Device, name: str, figures: Mapping[str, Any], where: str)
                     raise ConfigError(f"{where}: {_unknown(precision, PRECISIONS)}")
             peaks = {precision: _positive(peak, f"{key}.{precision}", where) for precision, peak in value.items()}
             changes[key] = MappingProxyType({**base.peak_flops_per_s, **peaks})
+        elif key == "efficiency":
+            shares = {part: _share(number, part, where) for part, number in value.items()}
+            changes["own_efficiency"] = MappingProxyType({**base.own_efficiency, **shares})
         else:
             for part in value:
                 if part not in _LINK_NUMBERS:
@@ -247,6 +257,15 @@ def _positive(value: Any, key: str, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
         raise ConfigError(f"{where}: {key} {value!r} must be a positive number")
     return float(value)
+
+
+def _share(value: Any, part: Any, where: str) -> float:
+    if part not in EFFICIENCIES:
+        raise ConfigError(f"{where}: efficiency: {_unknown(str(part), EFFICIENCIES)}")
+    number = 0.0 if value == 0 and not isinstance(value, bool) else _positive(value, f"efficiency.{part}", where)
+    if part in _SHARES and not (0 if part == "hidden" else 1e-9) <= number <= 1:
+        raise ConfigError(f"{where}: efficiency.{part} {value!r} must be a share, more than 0 and at most 1")
+    return number
 
 
 def _count(value: Any, key: str, where: str) -> int:

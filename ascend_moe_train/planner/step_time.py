@@ -15,7 +15,7 @@ from ascend_moe_train.model.counts import training_flops_per_token
 from ascend_moe_train.parallel.config import ScheduleName
 from ascend_moe_train.planner.block_time import PassTime, add_parts, block_time, ends_time
 from ascend_moe_train.planner.collectives import collective_s, send_s, span
-from ascend_moe_train.planner.efficiency import Efficiency, efficiencies
+from ascend_moe_train.planner.efficiency import Efficiency, efficiency_of
 from ascend_moe_train.planner.hardware import Cluster
 from ascend_moe_train.planner.layers import ROUTED_AXES, Slice, kinds_of, tokens
 from ascend_moe_train.planner.memory import stage_parameters
@@ -85,7 +85,9 @@ class StepTimes:
         self, job: Job, cluster: Cluster, imbalance: Imbalance = TYPICAL, efficiency: Efficiency | None = None
     ) -> None:
         self._job, self._cluster, self._imbalance = job, cluster, imbalance
-        self._efficiency = efficiency if efficiency is not None else efficiencies()[cluster.device.efficiency]
+        device = cluster.device
+        own = efficiency_of(device.efficiency, device.own_efficiency)
+        self._efficiency = efficiency if efficiency is not None else own
         self._kinds = kinds_of(job)
         self._blocks: dict[tuple[object, ...], PassTime] = {}
         self._stages: dict[tuple[object, ...], PassTime] = {}

@@ -1,4 +1,4 @@
-"""A ladder of two rungs, measured by real ranks: the same losses, and figures of every kind."""
+"""`amt bench` with real ranks: a ladder of two rungs trains alike; a machine is measured, and planned with."""
 
 import json
 import subprocess
@@ -9,7 +9,9 @@ import pytest
 
 from ascend_moe_train.bench.ablate import KEPT
 from ascend_moe_train.bench.measured import Measured, read_measured
+from ascend_moe_train.bench.probes import VERBS, read_probed
 from ascend_moe_train.bench.result import read_result
+from ascend_moe_train.planner.hardware import catalogue, parse_cluster
 from tests.launched import DEADLINE_S, environment
 from tests.small_run import write_run
 
@@ -47,3 +49,16 @@ def test_two_rungs_train_alike_and_are_measured(tmp_path: Path, small_corpus: Pa
         assert all(rank.peak_bytes > rank.start_bytes > 0 for rank in each.ranks)
     rows = read_result(out / "ablate.json").rows
     assert [row["rung"] for row in rows] == list(RUNGS) and rows[1]["against_first"] is not None
+
+
+@pytest.mark.slow  # fourteen graphs on two ranks
+def test_a_machine_is_measured_and_planned_with(tmp_path: Path) -> None:
+    words = ["bench", "calibrate", "--ranks", "2", "--rounds", "1", "--out", str(tmp_path)]
+    done = subprocess.run(
+        [*AMT, *words], capture_output=True, text=True, check=False, env=environment(), timeout=DEADLINE_S
+    )
+    assert done.returncode == 0, done.stderr
+    found = read_probed(tmp_path / "work" / "found.json")
+    assert {(each.verb, each.size) for each in found.comm} == {(verb, 2) for verb in VERBS}
+    assert all(each.best_s > 0 for each in found.comm) and all(each.best_s > 0 for each in found.work)
+    assert parse_cluster("2xhere", catalogue(tmp_path / "hardware.yaml")).device.peak("fp32") > 0

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ascend_moe_train.bench import ablate, rung_rank
+from ascend_moe_train.bench import rung_rank, runs
 from ascend_moe_train.bench.ablate import Asked, Ladder, climb
 from ascend_moe_train.bench.ablate_result import CHARTS, parity, result_of
 from ascend_moe_train.bench.measured import ASKED, FOUND, Measured, RankFound, read_measured, write_measured
@@ -84,7 +84,7 @@ def asked(tmp_path: Path, small_corpus: Path) -> Asked:
 @pytest.fixture
 def climbed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ladder]:
     def climb_with(ranks: FakeRanks, asked: Asked) -> Ladder:
-        monkeypatch.setattr(ablate, "launch", ranks)
+        monkeypatch.setattr(runs, "launch", ranks)
         return climb(asked, lambda line: None)
 
     return climb_with
@@ -143,13 +143,15 @@ def test_a_rung_that_fails_is_named_and_the_others_go_on(asked: Asked, climbed: 
     wrong = Outcome(exit_code=1, message="error: rank 1 was killed by signal 9\n  rank  pid")
     ladder = climbed(FakeRanks({"grouped.0": wrong}), asked)
     assert list(ladder.measured) == ["one_by_one", "kernels"]
-    assert result_of(ladder, asked, "amt").rows[1]["parity"] == "rank 1 was killed by signal 9"
+    assert result_of(ladder, asked, "amt").rows[1]["parity"] == (
+        f"rank 1 was killed by signal 9; what its ranks printed: {asked.out}/work/grouped.0/logs"
+    )
 
 
 def test_the_command_writes_json_markdown_and_a_page(
     asked: Asked, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(ablate, "launch", FakeRanks({"grouped.0": measured(step_s=0.25)}))
+    monkeypatch.setattr(runs, "launch", FakeRanks({"grouped.0": measured(step_s=0.25)}))
     words = ["bench", "ablate", str(asked.run_yaml), "--steps", "4", "--rungs", "grouped, recompute"]
     assert main([*words, "--out", str(asked.out), "--set", asked.overrides[0]]) == 0
     printed = capsys.readouterr().out
@@ -203,7 +205,7 @@ def test_one_rank_measures_itself(asked: Asked, tmp_path: Path) -> None:
 def test_mistakes_are_one_line_and_leave_nothing(
     asked: Asked, changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ablate, "launch", FakeRanks())
+    monkeypatch.setattr(runs, "launch", FakeRanks())
     with pytest.raises(ConfigError, match=message):
         climb(replace(asked, **changes), lambda line: None)
     assert not asked.out.exists()

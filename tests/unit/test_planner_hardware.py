@@ -6,7 +6,7 @@ import pytest
 
 from ascend_moe_train.errors import ConfigError
 from ascend_moe_train.planner.collectives import Span, collective_s, span
-from ascend_moe_train.planner.efficiency import efficiencies
+from ascend_moe_train.planner.efficiency import efficiencies, efficiency_of
 from ascend_moe_train.planner.hardware import catalogue, find_device, parse_cluster
 from ascend_moe_train.planner.plan import Plan
 
@@ -172,3 +172,31 @@ def test_collectives() -> None:
     assert takes("all_gather", Span(8, 1)) > takes("all_gather", Span(64, 8))
     small, large = takes("all_gather", Span(8, 8), 1e3), takes("all_gather", Span(8, 8), 1e9)
     assert 1e9 / large > 100 * (1e3 / small)
+
+
+def test_what_was_measured_on_a_device_replaces_its_class(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text("mine:\n  like: cpu\n  efficiency: {product: 0.9, operator_s: 1e-6, hidden: 0}\n")
+    device = catalogue(path)["mine"]
+    found = efficiency_of(device.efficiency, device.own_efficiency)
+    assert (found.product, found.operator_s, found.hidden) == (0.9, 1e-6, 0.0)
+    assert found.vector == efficiencies()["cpu"].vector
+    assert not catalogue()["cpu"].own_efficiency
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{produkt: 0.9}", "efficiency: unknown key 'produkt': did you mean 'product'?"),
+        ("{product: 1.2}", "efficiency.product 1.2 must be a share"),
+        ("{product: 0}", "efficiency.product 0 must be a share"),
+        ("{operator_s: -1}", "efficiency.operator_s -1 must be a positive number"),
+        ("0.9", "efficiency must be a mapping"),
+    ],
+)
+def test_measured_shares_are_checked(text: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(f"mine: {{like: cpu, efficiency: {text}}}\n")
+    with pytest.raises(ConfigError) as caught:
+        catalogue(path)
+    assert says in str(caught.value)
