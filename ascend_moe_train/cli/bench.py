@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ascend_moe_train.cli.config import OVERRIDES, RUN_FILE
+from ascend_moe_train.cli.config import OVERRIDES, RUN_FILE, whole_run
 from ascend_moe_train.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -117,9 +117,7 @@ def step(
     found, ended = measure(config, asked, lambda line: click.echo(line, err=True))
     if found is None:
         return _not_measured(ended)
-    result = step_result(config, found, asked, shown_command())
-    write(out, result, ())
-    show(result, [column.key for column in result.columns], out, as_json=as_json)
+    _finish(step_result(config, found, asked, shown_command()), out, as_json)
     return 0
 
 
@@ -128,6 +126,39 @@ def _not_measured(ended: "Ended") -> int:
     if ended.problem is not None:
         click.echo(f"error: {ended.problem}", err=True)
     return ended.stopped or EXIT_FAILED
+
+
+@command.command("data")
+@RUN_FILE
+@OVERRIDES
+@click.option("--ranks", default=1, show_default=True, type=int, help="Of how many one reads.")
+@click.option("--rounds", default=100, show_default=True, type=int, help="How many batches.")
+@out_option("data")
+@AS_JSON
+def data(run_yaml: Path, overrides: tuple[str, ...], ranks: int, rounds: int, out: Path, as_json: bool) -> None:
+    """Measure how fast a rank gets the batches of RUN_YAML."""
+    from ascend_moe_train.bench.host import data_result
+
+    _finish(data_result(whole_run(run_yaml, overrides), ranks, rounds, shown_command()), out, as_json)
+
+
+@command.command("checkpoint")
+@RUN_FILE
+@OVERRIDES
+@click.option("--rounds", default=3, show_default=True, type=int, help="How often it is written and read.")
+@out_option("checkpoint")
+@AS_JSON
+def checkpoint(run_yaml: Path, overrides: tuple[str, ...], rounds: int, out: Path, as_json: bool) -> None:
+    """Measure writing and reading a checkpoint of the size of RUN_YAML, in the folder for the results."""
+    from ascend_moe_train.bench.host import WORK, checkpoint_result
+
+    config = whole_run(run_yaml, overrides)
+    _finish(checkpoint_result(config, rounds, out / WORK, shown_command()), out, as_json)
+
+
+def _finish(result: "Result", out: Path, as_json: bool) -> None:
+    write(out, result, ())
+    show(result, [column.key for column in result.columns], out, as_json=as_json)
 
 
 @command.command("compare")
@@ -139,9 +170,7 @@ def compare(first: Path, second: Path, out: Path, as_json: bool) -> None:
     """Set two results of the same benchmark side by side: two machines, or two versions."""
     from ascend_moe_train.bench.compare import compared
 
-    result = compared(first, second, shown_command())
-    write(out, result, ())
-    show(result, [column.key for column in result.columns], out, as_json=as_json)
+    _finish(compared(first, second, shown_command()), out, as_json)
 
 
 @command.command("comm")
