@@ -51,9 +51,13 @@ def read_file(path: Path) -> Document:
     return read_text(text, str(path), numbered=True)
 
 
-def read_text(text: str, origin: str, *, numbered: bool = False) -> Document:
-    """The document in `text`. Errors are ConfigErrors that begin with `origin`, and with the line when `numbered`."""
-    return _Reader(text, origin, numbered).document()
+def read_text(text: str, origin: str, *, numbered: bool = False, is_ours: bool = False) -> Document:
+    """The document in `text`. Errors are ConfigErrors that begin with `origin`, and with the line when `numbered`.
+
+    What is ours is read by PyYAML's parser in C where there is one: ten times as fast, with poorer words for mistakes.
+    """
+    loader = yaml.CSafeLoader if is_ours and yaml.__with_libyaml__ else yaml.SafeLoader
+    return _Reader(text, origin, numbered, loader).document()
 
 
 def dump(value: Value) -> str:
@@ -87,10 +91,13 @@ def _number_or_word(text: str) -> bool | int | float | str | None:
 class _Reader:
     """Builds values from the parser's events, so that nothing but data can come out and every key's line is known."""
 
-    def __init__(self, text: str, origin: str, numbered: bool) -> None:
+    def __init__(
+        self, text: str, origin: str, numbered: bool, loader: type[yaml.SafeLoader | yaml.CSafeLoader]
+    ) -> None:
         self._origin = origin
         self._numbered = numbered
         self._lines: dict[str, int] = {}
+        self._loader = loader
         self._events = self._safe_events(text)
 
     def document(self) -> Document:
@@ -107,7 +114,7 @@ class _Reader:
     def _safe_events(self, text: str) -> Iterator[yaml.Event]:
         depth = 0
         try:
-            for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            for event in yaml.parse(text, Loader=self._loader):
                 if isinstance(event, yaml.NodeEvent) and event.anchor is not None:
                     self._refuse(event, f"anchors and aliases are not allowed ('{event.anchor}'): write the value out")
                 if isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent) and event.tag is not None:

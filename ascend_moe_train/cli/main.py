@@ -51,6 +51,10 @@ VERBS = MappingProxyType(
             "ascend_moe_train.cli.check",
             "Find out without a device whether a run's graphs hold together, and whether installed versions fit.",
         ),
+        "doctor": (
+            "ascend_moe_train.cli.doctor",
+            "Find in logs what happened, the first failing rank and the fix; explain codes.",
+        ),
         "selftest": (
             "ascend_moe_train.cli.selftest",
             "Check this machine's kernels, collectives and training, and write a page for a bug report.",

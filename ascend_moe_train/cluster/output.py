@@ -92,6 +92,11 @@ def labelled(rank: int, text: str) -> str:
     return f"[rank {rank}] {text}"
 
 
+def unsteered(text: str) -> str:
+    """A line without what could steer a terminal."""
+    return _STEERING.sub("", text)
+
+
 def _text(line: bytes) -> str:
     """A line without what could steer a terminal; of a line that was written over itself, the last version."""
-    return _STEERING.sub("", line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace"))
+    return unsteered(line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace"))

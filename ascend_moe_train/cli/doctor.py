@@ -1,0 +1,92 @@
+"""`amt doctor`."""
+
+import json
+import sys
+from io import BufferedIOBase
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import click
+
+from ascend_moe_train.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ascend_moe_train.doctor.rule import Lang
+
+EXIT_FAULT = 1
+PIPE = Path("-")
+
+LANG = click.option("--lang", default="en", show_default=True, help="en or zh.")
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="As JSON.")
+
+
+class DoctorGroup(click.Group):
+    """`amt doctor PATHS...` is `amt doctor diagnose PATHS...`: a path needs no verb before it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Puts the verb there."""
+        if args and args[0] not in (*self.commands, *ctx.help_option_names):
+            args = ["diagnose", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group("doctor", cls=DoctorGroup)
+def command() -> None:
+    """Find in logs what happened, the first failing rank and the fix; explain codes."""
+
+
+@command.command("diagnose")
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@LANG
+@click.option("--all", "with_all", is_flag=True, help="The runners-up too.")
+@click.option("--html", "page_path", type=click.Path(path_type=Path), help="Write a page with a timeline over ranks.")
+@AS_JSON
+def diagnose(paths: tuple[Path, ...], lang: str, with_all: bool, page_path: Path | None, as_json: bool) -> int:
+    """Say what happened by the logs in PATHS: a folder, files, a tar archive, - for a pipe; exit code 1 for a fault."""
+    from ascend_moe_train.cli.long_run import progress_bar
+    from ascend_moe_train.cli.out_file import check_out, write_out
+    from ascend_moe_train.doctor.diagnose import diagnose as diagnosed
+    from ascend_moe_train.doctor.page import page
+    from ascend_moe_train.doctor.rule import rule_book
+    from ascend_moe_train.doctor.words import as_json as verdict_json
+    from ascend_moe_train.doctor.words import verdict_lines
+
+    language = _lang(lang)
+    if page_path is not None:
+        check_out(page_path)
+    files = [path for path in paths if path != PIPE]
+    pipe = cast(BufferedIOBase, sys.stdin.buffer) if len(files) < len(paths) else None
+    with progress_bar(silent=as_json) as tell:
+        verdict = diagnosed(files, pipe=pipe, tell=tell)
+    book = rule_book()
+    if page_path is not None:
+        write_out(page_path, page(verdict, book, language))
+    if as_json:
+        click.echo(json.dumps(verdict_json(verdict, book), indent=2, ensure_ascii=False))
+    else:
+        click.echo("\n".join(verdict_lines(verdict, book, language, with_all=with_all)))
+    return EXIT_FAULT if verdict.cause is not None else 0
+
+
+@command.command("explain")
+@click.argument("code")
+@LANG
+@AS_JSON
+def explain(code: str, lang: str, as_json: bool) -> None:
+    """Say what CODE means (EI0006, 507011, 0x80e18400 ...), what lies behind it and what to do."""
+    from ascend_moe_train.doctor.explain import explained, explained_json
+    from ascend_moe_train.doctor.rule import rule_book
+
+    language, book = _lang(lang), rule_book()
+    if as_json:
+        click.echo(json.dumps(explained_json(code, book), indent=2, ensure_ascii=False))
+    else:
+        click.echo("\n".join(explained(code, book, language)))
+
+
+def _lang(lang: str) -> "Lang":
+    from ascend_moe_train.doctor.rule import LANGS
+
+    if lang not in LANGS:
+        raise ConfigError(f"--lang {lang!r} is not known: there are {', '.join(LANGS)}")
+    return lang

@@ -1,0 +1,153 @@
+"""Which lines of a block are worth a look, and which rules match a line: by RE2, in linear time. Pure."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import re2
+
+from ascend_moe_train.doctor.pattern import Pattern, parsed
+from ascend_moe_train.doctor.rule import Rule, RuleBook
+
+MAX_MEM_BYTES = 256 * 2**20  # of RE2's automaton, beyond which it would be slower
+EXCEPTION = "@exception"  # pseudo codes: rules for what no other rule knows
+COMM_EXCEPTION = "@comm-exception"
+ERROR = "@error"
+
+_ANY_ERROR = (
+    r"\[(?:ERROR|CRITICAL|EXCEPTION)\]",
+    r"[A-Za-z](?:Error|Exception|Interrupt)\b",
+    r"Traceback \(most recent call last\)",
+)
+_CODE = r"\bE[1-9A-Z]\d{4}\b"
+_NUMBER = (
+    r"(?:error[ _]?[Cc]ode(?: is)?|retcode|retCode|runtime result|\bret|errorCode|failed ?:)"
+    r"[\s=:\[(]{1,4}([1-5]\d{5})\b"
+)
+_LOSS = r"(?i:\bloss\b|_loss\b)"
+_ADVICE = ("Solution", "Possible Cause", "Possible cause", "TraceBack")  # CANN's own, which fits many causes
+_EXCEPTION = re.compile(
+    r"(?:E {1,8})?(?:[A-Za-z_]\w{0,60}\.){0,8}(?P<name>[A-Z]\w{0,60}(?:Error|Exception|Interrupt))(?:: ?(?P<said>.*))?$"
+)
+_COMM_WORDS = re.compile(
+    r"(?i)nccl|hccl|gloo|rendezvous|all_?reduce|all_?gather|all_?to_?all|barrier|broadcast|broken pipe|peer"
+    r"|timed? ?out|distributed job|launch kernel failed, name:\S*(?:reduce|gather|alltoall|send|receive)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Match:
+    """A rule that matches a line, with what its names stand for."""
+
+    rule: Rule
+    values: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Entry:
+    rule: Rule
+    pattern: Pattern
+    lower: bool
+
+
+class Matcher:
+    """The rules of a book, compiled."""
+
+    def __init__(self, book: RuleBook) -> None:
+        self._book = book
+        self._entries = [
+            _Entry(rule=rule, pattern=parsed(text), lower=lower)
+            for rule in book.rules.values()
+            for lower, texts in ((False, rule.match), (True, rule.any_case))
+            for text in texts
+        ]
+        options = _options()
+        self._set = re2.Set.SearchSet(options)
+        for entry in self._entries:
+            self._set.Add(_literal(entry))
+        self._set.Compile()
+        literals = {each for entry in self._entries for each in _encoded(entry)}
+        known = [*sorted(literals), _CODE.encode(), _NUMBER.encode()]
+        self.known = re2.compile(b"|".join(known), options)
+        everything = [*known, *(each.encode() for each in (*_ANY_ERROR, _LOSS))]
+        self.anything = re2.compile(b"|".join(everything), options)
+        self._code, self._number = re2.compile(_CODE), re2.compile(_NUMBER)
+
+    def matches(self, text: str, level: str) -> list[Match]:
+        """What the rules say of a line: that it is benign, before all else; general rules where no other does."""
+        found = list(self._found(text))
+        facts = [match for match in found if match.rule.role == "fact"]
+        benign = [match for match in found if match.rule.role == "benign"]
+        if benign:
+            return [*facts, *benign]
+        special = [match for match in found if match.rule.role != "fact" and not match.rule.id.startswith("general-")]
+        if special:
+            return [*facts, *special]
+        if facts or text.lstrip().startswith(_ADVICE):
+            return facts
+        return [*facts, *self._general([match for match in found if match.rule.role != "fact"], text, level)]
+
+    def _general(self, found: list[Match], text: str, level: str) -> list[Match]:
+        """What general words say of a line, and that it is an exception or an error, if it is one."""
+        unknown = self._unknown(text, level)
+        best = max(found, key=lambda match: match.rule.level, default=None)
+        if best is None:
+            return [] if unknown is None else [unknown]
+        if not best.rule.level:
+            return [best]
+        return [Match(rule=best.rule, values=best.values | (unknown.values if unknown is not None else {}))]
+
+    def _found(self, text: str) -> Iterator[Match]:
+        seen: set[str] = set()
+        lower = text.lower()
+        for index in self._set.Match(text.encode("utf-8", errors="replace")) or ():
+            entry = self._entries[index]
+            rule = entry.rule
+            if rule.id in seen or any(word in text for word in rule.unless):
+                continue
+            values = entry.pattern.find(lower if entry.lower else text)
+            if values is not None:
+                seen.add(rule.id)
+                yield Match(rule=rule, values=values)
+        codes = [*self._code.findall(text), *self._number.findall(text)]
+        for code in dict.fromkeys(codes):
+            for rule in self._book.by_code.get(code, ()):
+                if rule.id not in seen:
+                    seen.add(rule.id)
+                    yield Match(rule=rule, values={"code": code})
+
+    def _unknown(self, text: str, level: str) -> Match | None:
+        """An exception or an error line that no rule knows."""
+        said = _EXCEPTION.match(text)
+        if said is not None:
+            is_about_peers = _COMM_WORDS.search(text[:2000]) is not None
+            code = COMM_EXCEPTION if is_about_peers else EXCEPTION
+            values = {"name": said["name"], "said": (said["said"] or "")[:200]}
+        elif level in ("ERROR", "CRITICAL", "EXCEPTION"):
+            code, values = ERROR, {"said": text[:200]}
+        else:
+            return None
+        rules = self._book.by_code.get(code, ())
+        return Match(rule=rules[0], values=values) if rules else None
+
+
+def _options() -> re2.Options:
+    options = re2.Options()
+    options.encoding = re2.Options.Encoding.LATIN1
+    options.max_mem = MAX_MEM_BYTES
+    options.never_capture = True
+    options.log_errors = False
+    return options
+
+
+def _literal(entry: _Entry) -> bytes:
+    escaped = bytes(re2.escape(entry.pattern.literal.encode()))
+    return b"(?i:" + escaped + b")" if entry.lower else escaped
+
+
+def _encoded(entry: _Entry) -> Iterator[bytes]:
+    """The literal in the encodings that logs come in."""
+    yield _literal(entry)
+    text = entry.pattern.literal
+    if not text.isascii():
+        yield bytes(re2.escape(text.encode("gb18030")))

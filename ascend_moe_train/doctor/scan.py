@@ -1,0 +1,163 @@
+"""One source of logs, line by line, to the events in it. Pure."""
+
+import re
+from collections.abc import Iterable
+
+from ascend_moe_train.cluster.output import unsteered
+from ascend_moe_train.doctor.clock import Moment, moment_of
+from ascend_moe_train.doctor.event import Actor, Event, Place, Scanned
+from ascend_moe_train.doctor.matcher import Matcher
+from ascend_moe_train.doctor.prefix import split
+from ascend_moe_train.doctor.reading import text_of
+
+MAX_LINE_BYTES = 8192  # what is looked at of a line
+MAX_QUOTED = 600
+MAX_EVENTS = 60  # of one rule in one source, and the last one
+MAX_FACTS = 2000
+MAX_LOSSES = 20_000
+MAX_UNKNOWN = 3000  # lines without a known text, of one source, that are looked at
+EDGE_BYTES = 65_536
+LOOK_BACK_BYTES = 8192
+NEW_START = "f-start"
+
+_STEP = re.compile(r"(?i)\b(?:global[_ ]?step|step|iteration|iter)\b\W{0,6}(\d{1,9})")
+_FIELD = re.compile(
+    r"(?i)(?:\b|_)(lm loss|load_balancing_loss|aux[_ ]loss|loss[_ ]scale|loss|grad[_ ]norm|global[_ ]norm"
+    r"|learning rate|lr|per_step_time|elapsed time per iteration \(ms\)|step|iteration"
+    r"|number of skipped iterations|number of nan iterations"
+    r"|param[_ ]?hash|checksum)\b\W{1,4}([-+]?(?:\d[\d.]{0,30}(?:e[-+]?\d{1,4})?|nan|inf))"
+)
+_NAMES = {
+    "lm loss": "loss",
+    "load_balancing_loss": "aux_loss",
+    "aux loss": "aux_loss",
+    "loss scale": "loss_scale",
+    "grad norm": "grad_norm",
+    "global_norm": "grad_norm",
+    "global norm": "grad_norm",
+    "learning rate": "lr",
+    "per_step_time": "step_ms",
+    "elapsed time per iteration (ms)": "step_ms",
+    "iteration": "step",
+    "number of skipped iterations": "skipped",
+    "number of nan iterations": "nans",
+}
+
+
+def scan(name: str, actor: Actor, blocks: Iterable[bytes], matcher: Matcher) -> Scanned:
+    """The events of a source whose name says that `actor` wrote it."""
+    scanner = _Scanner(name, actor, matcher)
+    for block in blocks:
+        scanner.take(block)
+    return scanner.finished()
+
+
+class _Scanner:
+    def __init__(self, name: str, actor: Actor, matcher: Matcher) -> None:
+        self.found = Scanned(name=name, actor=actor)
+        self._actor, self._matcher = actor, matcher
+        self._num_unknown = 0
+        self._last_events: dict[str, Event] = {}
+        self._tail = b""
+
+    def take(self, block: bytes) -> None:
+        """Whole lines."""
+        found, matcher = self.found, self._matcher
+        if found.num_lines == 0:
+            found.first = _first_moment(block[:EDGE_BYTES].split(b"\n"))
+        at, counted, line = 0, 0, found.num_lines
+        while (hit := matcher.anything.search(block, at)) is not None:
+            start = block.rfind(b"\n", 0, hit.start()) + 1
+            end = block.find(b"\n", hit.end())
+            end = len(block) if end < 0 else end
+            line += block.count(b"\n", counted, start)
+            counted, at = start, end + 1
+            if self._is_worth(block, start, end):
+                self._line(block, start, end, line + 1)
+            if at >= len(block):
+                break
+        found.num_lines += block.count(b"\n")
+        found.num_bytes += len(block)
+        self._tail = (self._tail + block[-EDGE_BYTES:])[-EDGE_BYTES:]
+
+    def finished(self) -> Scanned:
+        """All that was found, in the order of lines."""
+        found = self.found
+        kept = {(event.rule.id, event.place.line) for event in found.events}
+        last = [each for each in self._last_events.values() if (each.rule.id, each.place.line) not in kept]
+        found.events = sorted([*found.events, *last], key=lambda event: event.place.line)
+        lines = [text_of(raw[:MAX_LINE_BYTES]) for raw in self._tail.split(b"\n") if raw.strip()]
+        found.is_cut = bool(self._tail) and not self._tail.endswith(b"\n")
+        found.last = _first_moment([line.encode("utf-8", "replace") for line in reversed(lines)])
+        found.last_text = unsteered(lines[-1])[:MAX_QUOTED] if lines else ""
+        for text in lines:
+            if (step := _STEP.search(text[:MAX_QUOTED])) is not None:
+                found.steps.append((int(step[1]), moment_of(text)))
+        return found
+
+    def _is_worth(self, block: bytes, start: int, end: int) -> bool:
+        """Whether to look at a line: those without a known text only as long as there were few."""
+        if self._num_unknown < MAX_UNKNOWN:
+            return True
+        hit = self._matcher.known.search(block, start, end)
+        return hit is not None
+
+    def _line(self, block: bytes, start: int, end: int, number: int) -> None:
+        raw = block[start : min(end, start + MAX_LINE_BYTES)]
+        whole = unsteered(text_of(raw)).strip()
+        actor, level, text = split(whole, self._actor)
+        matches = self._matcher.matches(text, level)
+        if not matches or not any(match.rule.codes or match.rule.match for match in matches):
+            self._num_unknown += 1
+        if len(self.found.losses) < MAX_LOSSES and "loss" in whole.lower():
+            self._losses(whole)
+        if not matches:
+            return
+        moment = moment_of(whole) or _moment_before(block, start)
+        place = Place(source=self.found.name, line=number)
+        for match in matches:
+            event = Event(
+                rule=match.rule, actor=actor, place=place, text=text[:MAX_QUOTED], moment=moment, values=match.values
+            )
+            self._keep(event)
+
+    def _keep(self, event: Event) -> None:
+        counts, rule = self.found.counts, event.rule
+        if rule.id == NEW_START:  # what an earlier start of the same run said is over
+            self.found.events.clear()
+            self.found.losses.clear()
+            self._last_events.clear()
+            counts.clear()
+            return
+        counts[rule.id] = counts.get(rule.id, 0) + 1
+        most = MAX_FACTS if rule.role == "fact" else MAX_EVENTS
+        if counts[rule.id] <= most:
+            self.found.events.append(event)
+        else:
+            self._last_events[rule.id] = event
+
+    def _losses(self, line: str) -> None:
+        """Figures of a step, as MindFormers and Megatron print them; without a step they are no record."""
+        fields = {
+            _NAMES.get(name.lower(), name.lower().replace(" ", "_")): value for name, value in _FIELD.findall(line)
+        }
+        if "step" not in fields or not any("loss" in name for name in fields):
+            return
+        try:
+            figures = {name: float(value) for name, value in fields.items()}
+        except ValueError:
+            return
+        self.found.losses.append((int(figures.pop("step")), figures))
+
+
+def _first_moment(lines: Iterable[bytes]) -> Moment | None:
+    for raw in lines:
+        if (moment := moment_of(text_of(raw[:MAX_QUOTED]))) is not None:
+            return moment
+    return None
+
+
+def _moment_before(block: bytes, start: int) -> Moment | None:
+    """The time of the nearest line before, for one that has none, such as a traceback's."""
+    lines = block[max(0, start - LOOK_BACK_BYTES) : start].split(b"\n")
+    return _first_moment(reversed(lines))

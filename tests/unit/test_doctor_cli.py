@@ -1,0 +1,82 @@
+"""`amt doctor`: what it prints, writes and returns; one line for what it is not."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ascend_moe_train.cli.main import main
+
+LOG = "2026-03-01 10:00:00 step 4\n[rank1]: OSError: [Errno 28] No space left on device: <b>&'\n"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "job.log"
+    path.write_text(LOG)
+    return path
+
+
+def test_screen(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", str(log)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "what happened      the disk is full"
+    assert f"rank 1, 2026-03-01 10:00:00, {log}:2" in lines[1]
+    assert any("df -h RUN_DIR" in line for line in lines)
+    assert len(lines) <= 12
+
+
+def test_chinese(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--lang", "zh", str(log)]) == 1
+    assert capsys.readouterr().out.splitlines()[0] == "发生了什么  磁盘已满"
+
+
+def test_json(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json", str(log)]) == 1
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["cause"]["id"], shown["cause"]["ranks"], shown["confidence"]) == ("disk-full", [1], "high")
+    assert shown["sources"][0]["lines"] == 2
+
+
+def test_page(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.html"
+    assert main(["doctor", "--html", str(page), str(log)]) == 1
+    text = page.read_text()
+    assert "<svg" in text
+    assert "&lt;b&gt;&amp;" in text
+    assert "<b>" not in text
+    assert "<script" not in text
+
+
+def test_no_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.log").write_text("step 1\nstep 2\n")
+    assert main(["doctor", str(tmp_path), "--all"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["no fault found", "1 file read, 2 lines, no ranks told apart"]
+
+
+def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "explain", "ei0006"]) == 0
+    assert capsys.readouterr().out.startswith("EI0006: no link to a peer within HCCL_CONNECT_TIMEOUT")
+    assert main(["doctor", "explain", "--json", "507011"]) == 0
+    assert json.loads(capsys.readouterr().out)["rules"][0]["role"] == "wrapper"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["doctor", "nothing-here"], "nothing-here: there is no such file or folder"),
+        (["doctor", "explain", "EI00066"], "code 'EI00066' is not known: did you mean EI0006?"),
+        (["doctor", "--lang", "fr", "."], "--lang 'fr' is not known: there are en, zh"),
+        (["doctor", "--html", ".", "."], "--html .: is a folder, a file is needed"),
+    ],
+)
+def test_mistakes(
+    arguments: list[str],
+    complaint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    assert complaint.replace("--html", "--out") in capsys.readouterr().err
