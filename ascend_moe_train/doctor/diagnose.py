@@ -14,6 +14,8 @@ from ascend_moe_train.doctor.prefix import actor_of_file
 from ascend_moe_train.doctor.reading import Source, archived, blocks, found_sources, is_archive, opened
 from ascend_moe_train.doctor.rule import RuleBook, rule_book
 from ascend_moe_train.doctor.scan import scan
+from ascend_moe_train.doctor.series import Series, log_series, run_series
+from ascend_moe_train.doctor.training import training
 from ascend_moe_train.doctor.verdict import Verdict, judge
 
 POOL_BYTES = 64 * 2**20  # less is read sooner than processes start
@@ -28,12 +30,14 @@ def diagnose(paths: Sequence[Path], *, pipe: BufferedIOBase | None = None, tell:
     scanned = scan_all(found_sources(paths), tell)
     if pipe is not None:
         scanned.append(scan_stream(Source(name="stdin", size_bytes=0), pipe, matcher()))
-    return verdict_of(scanned, rule_book())
+    return verdict_of(scanned, rule_book(), run_series(paths))
 
 
-def verdict_of(scanned: Sequence[Scanned], book: RuleBook) -> Verdict:
-    """The verdict on sources that have been read."""
-    return judge(gather(scanned), book)
+def verdict_of(scanned: Sequence[Scanned], book: RuleBook, metrics: Sequence[Series] = ()) -> Verdict:
+    """The verdict on sources that have been read, and on what runs have measured."""
+    evidence = gather(scanned)
+    series = [*metrics, *log_series(scanned, evidence.source_ranks)]
+    return judge(evidence, book, training(series, book))
 
 
 @cache

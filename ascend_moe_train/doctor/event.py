@@ -92,7 +92,7 @@ class Scanned:
 class Evidence:
     """All that was read, on one clock, with ranks where they could be told. `ranks` are all that are known of;
     `by_rank` are the sources of each,
-    `pids` the ranks of processes."""
+    `pids` the ranks of processes, `source_ranks` those of whole sources."""
 
     events: Sequence[Event]
     sources: Sequence[Scanned]
@@ -100,6 +100,7 @@ class Evidence:
     by_rank: Mapping[int, tuple[Scanned, ...]]
     offsets_s: Mapping[str, float]
     pids: Mapping[int, int]
+    source_ranks: Mapping[str, int | None]
 
     def of(self, *rule_ids: str) -> list[Event]:
         """Events of some rules, in the order of time."""

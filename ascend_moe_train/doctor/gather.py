@@ -42,6 +42,7 @@ def gather(sources: Sequence[Scanned]) -> Evidence:
         by_rank=by_rank,
         offsets_s=offsets_s,
         pids=pids,
+        source_ranks=ranks_of,
     )
 
 

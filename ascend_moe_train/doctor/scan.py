@@ -20,6 +20,12 @@ EDGE_BYTES = 65_536
 LOOK_BACK_BYTES = 8192
 NEW_START = "f-start"
 
+# General words count in lines that complain, and in what is short enough to be somebody's own words.
+MAX_OWN_WORDS = 20
+_COMPLAINS = re.compile(
+    r"(?i)error|fail|fatal|exception|cannot|can't|unable|abort|refused|denied|invalid|kill|crash|corrupt|stuck|exceed"
+)
+
 _STEP = re.compile(r"(?i)\b(?:global[_ ]?step|step|iteration|iter)\b\W{0,6}(\d{1,9})")
 _FIELD = re.compile(
     r"(?i)(?:\b|_)(lm loss|load_balancing_loss|aux[_ ]loss|loss[_ ]scale|loss|grad[_ ]norm|global[_ ]norm"
@@ -59,6 +65,7 @@ class _Scanner:
         self._num_unknown = 0
         self._last_events: dict[str, Event] = {}
         self._tail = b""
+        self._doubtful: list[Event] = []
 
     def take(self, block: bytes) -> None:
         """Whole lines."""
@@ -83,6 +90,9 @@ class _Scanner:
     def finished(self) -> Scanned:
         """All that was found, in the order of lines."""
         found = self.found
+        if found.num_lines <= MAX_OWN_WORDS:
+            for event in self._doubtful:
+                self._keep(event)
         kept = {(event.rule.id, event.place.line) for event in found.events}
         last = [each for each in self._last_events.values() if (each.rule.id, each.place.line) not in kept]
         found.events = sorted([*found.events, *last], key=lambda event: event.place.line)
@@ -119,7 +129,10 @@ class _Scanner:
             event = Event(
                 rule=match.rule, actor=actor, place=place, text=text[:MAX_QUOTED], moment=moment, values=match.values
             )
-            self._keep(event)
+            if match.rule.id.startswith("general-") and _COMPLAINS.search(text) is None:
+                self._doubtful = [*self._doubtful, event][:MAX_OWN_WORDS]
+            else:
+                self._keep(event)
 
     def _keep(self, event: Event) -> None:
         counts, rule = self.found.counts, event.rule
