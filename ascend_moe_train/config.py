@@ -57,6 +57,11 @@ class RunConfig(Part):
             )
         if run.device == "cpu" and run.precision == "bf16":
             raise ValueError("run.precision 'bf16' is for device 'ascend': on 'cpu' use 'fp32' or 'fp16'")
+        if self.guard.rewinds and self.parallel.compress.method == "onebit_adam":
+            raise ValueError(
+                "guard.spike_action and guard.nonfinite_action 'rewind' do not go with parallel.compress.method "
+                "'onebit_adam', which cannot go back to Adam: use 'skip'"
+            )
         if run.device == "ascend" and run.kernels == "native":
             raise ValueError("run.kernels 'native' is for device 'cpu': on 'ascend' use 'auto' or 'portable'")
         for key in ("overlap", "slow_links"):

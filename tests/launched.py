@@ -14,12 +14,19 @@ def environment() -> dict[str, str]:
 
 
 def launch_command(
-    num_ranks: int, run_yaml: Path, *overrides: str, starter: str | None = None, dry_run: bool = False
+    num_ranks: int,
+    run_yaml: Path,
+    *overrides: str,
+    starter: str | None = None,
+    restarts: int | None = None,
+    dry_run: bool = False,
 ) -> list[str]:
     """The command line, with overrides of the form section.key=value."""
     amt = [sys.executable, "-c", "from ascend_moe_train.cli.main import run; run()"]
     settings = [word for override in overrides for word in ("--set", override)]
-    how = [*(["--starter", starter] if starter else []), *(["--dry-run"] if dry_run else [])]
+    given = {"--starter": starter, "--restarts": restarts}
+    how = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    how += ["--dry-run"] if dry_run else []
     return [*amt, "launch", "--ranks", str(num_ranks), *how, "train", str(run_yaml), *settings]
 
 

@@ -1,6 +1,7 @@
 """`amt launch`."""
 
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ import click
 from ascend_moe_train.cli.config import OVERRIDES, RUN_FILE, whole_run
 
 if TYPE_CHECKING:
+    from ascend_moe_train.cluster.restarts import Restarts
     from ascend_moe_train.cluster.variables import Starter
     from ascend_moe_train.cluster.verdict import Deadlines
     from ascend_moe_train.config import RunConfig
@@ -24,6 +26,7 @@ class Asked:
 
     ranks: int
     starter: str
+    restarts: int | None
     dry_run: bool
 
 
@@ -35,11 +38,16 @@ class Asked:
     default="auto",
     help="What starts them: msrun where each is to have an NPU, else mpiexec.",
 )
+@click.option(
+    "--restarts",
+    type=click.IntRange(0, 1000),
+    help="How often in a row to start again after a failure without a new checkpoint; else parallel.restarts.at_most.",
+)
 @click.option("--dry-run", is_flag=True, help="Print what would be run, and run nothing.")
 @click.pass_context
-def command(context: click.Context, ranks: int, starter: str, dry_run: bool) -> None:
+def command(context: click.Context, ranks: int, starter: str, restarts: int | None, dry_run: bool) -> None:
     """Run a command as so many ranks of one run on this machine."""
-    context.obj = Asked(ranks=ranks, starter=starter, dry_run=dry_run)
+    context.obj = Asked(ranks=ranks, starter=starter, restarts=restarts, dry_run=dry_run)
 
 
 @command.command("train")
@@ -49,27 +57,37 @@ def command(context: click.Context, ranks: int, starter: str, dry_run: bool) -> 
 @click.pass_obj
 def train(asked: Asked, run_yaml: Path, overrides: tuple[str, ...], as_json: bool) -> int:
     """Train the model of RUN_YAML on all ranks together; the same command continues a run that was interrupted."""
+    from ascend_moe_train.checkpoint.store import CHECKPOINTS, steps
     from ascend_moe_train.cluster.ascend_environment import ascend_environment
-    from ascend_moe_train.cluster.launch import launch, make_job, shown_command
+    from ascend_moe_train.cluster.evidence import Failed
+    from ascend_moe_train.cluster.launch import make_job, shown_command
     from ascend_moe_train.cluster.mpiexec import rank_command
+    from ascend_moe_train.cluster.restarts import run_with_restarts
+    from ascend_moe_train.cluster.supervise import Job
     from ascend_moe_train.train.json_view import JsonView
     from ascend_moe_train.train.live import LiveView
     from ascend_moe_train.train.start import check
 
-    config = whole_run(run_yaml, overrides)
+    started_s, config = time.time(), whole_run(run_yaml, overrides)
     settings = [word for override in overrides for word in ("--set", override)]
     arguments = ["train", "--json", *settings, "--", str(run_yaml)]
     own, deadlines, run_dir = rank_command(RANK_MODULE, arguments), _deadlines(config), Path(config.run.dir)
     starter = _starter(asked, config)
     given = os.environ | (ascend_environment(config.ascend, os.environ) if _is_for_npus(config) else {})
-    job = make_job(asked.ranks, own, deadlines, run_dir=run_dir, starter=starter, given=given)
+
+    def start(failed: Failed | None) -> Job:
+        return make_job(asked.ranks, own, deadlines, run_dir=run_dir, starter=starter, started_s=started_s, given=given)
+
+    first = start(None)
     check(config, asked.ranks)
     if asked.dry_run:
-        click.echo(shown_command(job))
+        click.echo(shown_command(first))
         return 0
     table = LiveView(total_steps=config.run.steps, log_every=config.run.log_every)
     with JsonView() if as_json else table as view:
-        outcome = launch(job, ViewScreen(view))
+        outcome = run_with_restarts(
+            start, ViewScreen(view), _restarts(asked, config), lambda: max(steps(run_dir / CHECKPOINTS), default=None)
+        )
     if outcome.message is not None:
         click.echo(outcome.message, err=True)
     return outcome.exit_code
@@ -112,6 +130,14 @@ def _is_for_npus(config: "RunConfig") -> bool:
     from ascend_moe_train.cluster.msrun import num_devices
 
     return config.run.device == "ascend" or (config.run.device == "auto" and num_devices() > 0)
+
+
+def _restarts(asked: Asked, config: "RunConfig") -> "Restarts":
+    from ascend_moe_train.cluster.restarts import Restarts
+
+    given = config.parallel.restarts
+    at_most = given.at_most if asked.restarts is None else asked.restarts
+    return Restarts(at_most=at_most, pause_s=given.pause_s, longest_pause_s=given.longest_pause_s)
 
 
 def _deadlines(config: "RunConfig") -> "Deadlines":

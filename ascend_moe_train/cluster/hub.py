@@ -2,38 +2,39 @@
 
 import contextlib
 import os
-import re
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ascend_moe_train.closing import Closing
 from ascend_moe_train.cluster.board import Board
 from ascend_moe_train.cluster.control import Command, Event, abstract_address, is_own, new_socket, peer, received_report
+from ascend_moe_train.cluster.intake import LineSink
 from ascend_moe_train.cluster.member import Member
-from ascend_moe_train.cluster.output import LineCutter, NoScreen, RankLogs, Screen
+from ascend_moe_train.cluster.output import LineCutter
+from ascend_moe_train.cluster.stacks import dump_stacks
+from ascend_moe_train.cluster.verdict import RankView
 
 _PIECE_BYTES = 2**16
-_ABORT = re.compile(r"Abort\((\d{1,19})\) ")  # what MPICH prints before it ends all ranks
 
 
 class Hub(Closing):
-    """Members and what comes from them. Use it as a context manager: at its end no rank is left."""
+    """Members, which are the ranks of this machine, and what comes from them. Use it as a context manager: at its end
+    no rank is left."""
 
-    def __init__(self, *, ranks: int, control: str, logs: RankLogs, screen: Screen) -> None:
+    def __init__(self, *, ranks: range, control: str, lines: LineSink) -> None:
         now_s = time.monotonic()
-        self.members = [Member(rank, now_s) for rank in range(ranks)]
-        self.screen_error: OSError | None = None
-        self._logs, self._screen = logs, screen
+        self.members = [Member(rank, now_s) for rank in ranks]
+        self._first, self._lines = ranks.start, lines
         self._selector = selectors.DefaultSelector()
         self._board_descriptor = os.memfd_create("amt-board")
-        self._board = Board.create(Path(f"/proc/self/fd/{self._board_descriptor}"), ranks)
+        self._board = Board.create(Path(f"/proc/self/fd/{self._board_descriptor}"), len(ranks))
         self._listener = new_socket()
         self._listener.bind(abstract_address(control))
-        self._listener.listen(ranks)
+        self._listener.listen(len(ranks))
         self._open_streams: set[int] = set()
         self._remarks: set[Callable[[], None]] = set()  # what reads standard error
         self._is_closed = False
@@ -53,9 +54,9 @@ class Hub(Closing):
         for member, status in zip(self.members, self._board.read(), strict=True):
             member.observe(status, now_s)
 
-    def mute(self) -> None:
-        """From now on lines are kept, and not shown."""
-        self._screen = NoScreen()
+    def listen(self, descriptor: int, call: Callable[[], None]) -> None:
+        """Has something called whenever a descriptor can be read; it goes on until the end."""
+        self._on_read(descriptor, call)
 
     def read_lines(
         self, descriptor: int, take: Callable[[str], None], ended: Callable[[], None], *, is_error: bool = False
@@ -91,6 +92,14 @@ class Hub(Closing):
         for member in self.members:
             member.kill_guard()
 
+    def stacks(self, views: Sequence[RankView]) -> dict[int, str]:
+        """See `dump_stacks`."""
+        return dump_stacks(views)
+
+    def is_unsure(self) -> bool:
+        """What is on this machine is seen."""
+        return False
+
     def close(self) -> None:
         """Leaves all guards, which end what is left of their ranks. May be called again."""
         if self._is_closed:
@@ -105,7 +114,6 @@ class Hub(Closing):
         self._selector.close()
         self._listener.close()
         os.close(self._board_descriptor)
-        self._logs.close()
 
     def _on_read(self, source: Any, call: Callable[[], None]) -> None:
         self._selector.register(source, selectors.EVENT_READ, call)
@@ -121,11 +129,11 @@ class Hub(Closing):
         """The first packet: which rank it is. A guard gets the ends of its pipes and the board."""
         self._selector.unregister(connection)
         found = received_report(_packet(connection))
-        ranks = range(len(self.members))
-        if found is None or found.event is not Event.HELLO or found.number not in ranks:
+        number = -1 if found is None or found.event is not Event.HELLO else found.number - self._first
+        if number not in range(len(self.members)):
             connection.close()
             return
-        member = self.members[found.number]
+        member = self.members[number]
         if member.connection is not None:
             connection.close()
             return
@@ -163,22 +171,10 @@ class Hub(Closing):
         return end
 
     def _take_line(self, member: Member, text: str, *, is_error: bool) -> None:
-        self._logs.line(member.rank, text)
         if is_error:
             # a rank says on the board why it gives up before it prints more about it
-            member.observe(self._board.read_one(member.rank), time.monotonic())
-            if (found := _ABORT.match(text)) is not None:
-                member.abort = (int(found[1]), text)
-        failure = member.status.failure if member.status is not None else None
-        if is_error and failure is not None:
-            if text != f"error: {failure.line}":
-                member.last_lines.append(text)
-            return
-        try:
-            self._screen.line(member.rank, text, is_error=is_error)
-        except OSError as error:
-            self.screen_error = error
-            self.mute()
+            member.observe(self._board.read_one(member.rank - self._first), time.monotonic())
+        self._lines.take(member, text, is_error=is_error)
 
 
 def _packet(connection: socket.socket) -> bytes:

@@ -28,16 +28,18 @@ def make_job(
     *,
     run_dir: Path | None = None,
     starter: Starter = "mpiexec",
+    started_s: float | None = None,
     given: Mapping[str, str] = os.environ,
 ) -> Job:
-    """What it takes to run `rank_command` on every rank; msrun needs a `run_dir`. Raises ConfigError: too many ranks,
-    or no MPI or MindSpore installed."""
+    """What it takes to run `rank_command` on every rank; msrun needs a `run_dir`. `started_s` is when the launcher was
+    started, since 1970: now, unless given. Raises ConfigError: too many ranks, or no MPI or MindSpore installed."""
     check_ranks(ranks)
     if sys.platform != "linux":
         raise ConfigError(f"ranks are started on Linux only, and this is {sys.platform}")
     run_id = f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(4)}"
     control = f"ascend-moe-train-{run_id}-{secrets.token_hex(8)}"
     own = {variables.RUN_ID: run_id, variables.CONTROL: control, variables.STARTER: starter}
+    own[variables.STARTED] = repr(time.time() if started_s is None else started_s)
     log_folder = None if run_dir is None else run_dir / LOG_FOLDER
     if starter == "mpiexec":
         command = command_line(find_mpiexec(), ranks, rank_command)
@@ -69,6 +71,6 @@ def launch(job: Job, screen: Screen) -> Outcome:
 def shown_command(job: Job, given: Mapping[str, str] = os.environ) -> str:
     """The command of a job as a shell would take it, with what it adds to the environment."""
     added = {name: value for name, value in job.environment.items() if given.get(name) != value}
-    del added[variables.RUN_ID], added[variables.CONTROL]
+    del added[variables.RUN_ID], added[variables.CONTROL], added[variables.STARTED]
     words = [f"{name}={value}" for name, value in sorted(added.items())]
     return shlex.join(["env", *words, *job.command])

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+START_LINE = "--- start "  # before the name of a start, in each log
 MAX_LINE_BYTES = 4 * 2**20  # what is longer is cut, so that a rank that never ends its line fills no memory
 
 _STEERING = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -75,8 +76,8 @@ class RankLogs:
         try:
             if rank not in self._files:
                 self._folder.mkdir(parents=True, exist_ok=True)
-                self._files[rank] = (self._folder / f"rank-{rank:05d}.log").open("ab", buffering=0)
-                self._files[rank].write(f"--- start {self._run_id}\n".encode())
+                self._files[rank] = (self._folder / log_name(rank)).open("ab", buffering=0)
+                self._files[rank].write(f"{START_LINE}{self._run_id}\n".encode())
             self._files[rank].write(f"{text}\n".encode())
         except OSError as error:
             self.problem = f"{self._folder}: what ranks print is not kept: {error.strerror}"
@@ -85,6 +86,11 @@ class RankLogs:
         """Closes all files."""
         for file in self._files.values():
             file.close()
+
+
+def log_name(rank: int) -> str:
+    """The name of a rank's log."""
+    return f"rank-{rank:05d}.log"
 
 
 def labelled(rank: int, text: str) -> str:

@@ -1,5 +1,6 @@
 """A rank's side of the launcher: where the trainer and the communication layer say what they are at. Pure."""
 
+import math
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -61,12 +62,27 @@ def progress_from(environment: Mapping[str, str]) -> Progress:
     rank = environment.get(variables.RANK, "")
     if not (rank.isascii() and rank.isdecimal()) or len(rank) > len(str(MAX_SLOTS)):
         raise ConfigError(f"{variables.RANK} '{rank}': must be the number of a rank; it is set by 'amt launch'")
-    return Slot.open(Path(board), int(rank))
+    first = environment.get(variables.FIRST_RANK, "0")
+    if not (first.isascii() and first.isdecimal()) or len(first) > len(str(MAX_SLOTS)) or int(first) > int(rank):
+        raise ConfigError(f"{variables.FIRST_RANK} '{first}': must be a rank up to {rank}; it is set by 'amt launch'")
+    return Slot.open(Path(board), int(rank) - int(first))
 
 
 def run_id(environment: Mapping[str, str] = os.environ) -> str | None:
     """The name of this start, the same on every rank; None without a launcher."""
     return environment.get(variables.RUN_ID)
+
+
+def started_s(environment: Mapping[str, str] = os.environ) -> float | None:
+    """When the launcher was started, in seconds since 1970; None without one. Raises ConfigError: no such number."""
+    given = environment.get(variables.STARTED)
+    try:
+        found = None if given is None else float(given)
+    except ValueError:
+        found = math.nan
+    if found is not None and not math.isfinite(found):
+        raise ConfigError(f"{variables.STARTED} '{given}': must be seconds since 1970; it is set by 'amt launch'")
+    return found
 
 
 def is_by_msrun(environment: Mapping[str, str] = os.environ) -> bool:

@@ -27,10 +27,15 @@ def failure_report(
     return "\n".join(lines)
 
 
+def around(views: Sequence[RankView], rank: int) -> Sequence[RankView]:
+    """Of many ranks, as many as a report shows, a given one among them."""
+    start = max(0, min(rank - MAX_ROWS // 2, len(views) - MAX_ROWS))
+    return views[start : start + MAX_ROWS]
+
+
 def table(views: Sequence[RankView], first: int) -> list[str]:
     """Where every rank was, one line each, as wide as they need; of many, those around the first."""
-    start = max(0, min(first - MAX_ROWS // 2, len(views) - MAX_ROWS))
-    shown = views[start : start + MAX_ROWS]
+    shown = around(views, first)
     rows = [("rank", "pid", "idle", "")] + [_row(view) for view in shown]
     widths = [*(max(len(row[column]) for row in rows) for column in range(3)), 0]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]

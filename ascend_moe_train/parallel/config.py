@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from ascend_moe_train.cluster.config import DeadlineConfig, RestartConfig
 from ascend_moe_train.model.config import LoraConfig, ModelConfig
 from ascend_moe_train.part import Part
 from ascend_moe_train.train.config import BatchConfig
@@ -25,16 +26,6 @@ MAX_RANKS = 2**20  # each is gone through, so that more would take for ever
 ExpertWire = Literal["fp16", "bf16", "int8"]  # see parallel/rows_wire.py
 ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]  # see parallel/schedule.py
 AxisSize = Annotated[int, Field(gt=0, le=MAX_RANKS)]
-Seconds = Annotated[float, Field(gt=0)]
-
-
-class DeadlineConfig(Part):
-    """How long a rank may wait for the others before the run ends everywhere: while the step is compiled (its first
-    run), in any later step, and while a checkpoint is written."""
-
-    compile_s: Seconds = 1800.0
-    step_s: Seconds = 300.0
-    save_s: Seconds = 600.0
 
 
 # Of all groups of ranks that a run may have, as messages and records call them.
@@ -160,6 +151,7 @@ class ParallelConfig(Part):
     expert_wire: ExpertWire | None = None
     expert_chunks: AxisSize = 1
     deadlines: DeadlineConfig = DeadlineConfig()
+    restarts: RestartConfig = RestartConfig()
     slow_links: SlowLinksConfig | None = None
 
     @model_validator(mode="after")

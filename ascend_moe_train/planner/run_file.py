@@ -16,7 +16,7 @@ from ascend_moe_train.strict_yaml import Value
 
 # what of section `parallel` a plan does not choose, and so leaves as it was
 MAX_IMBALANCE = 100_000
-KEPT = ("receive_factor", "deadlines", "slow_links")
+KEPT = ("receive_factor", "deadlines", "restarts", "slow_links")
 
 
 def planned(

@@ -31,12 +31,28 @@ class GuardConfig(Part):
     `spike_window` good steps by `spike_sigma` standard deviations is a spike: `spike_action` only reports it (`warn`)
     or also leaves the weights as they were (`skip`). After `max_bad_steps` skipped steps in a row the run stops; those
     of fp16 count only once the loss scale is down at its `min`.
+
+    `rewind`, for a spike or as `nonfinite_action`, goes back to the newest checkpoint and passes over the data that was
+    trained on since, that of the bad step included (as Chowdhery et al., 2022, 5.1). More than `max_rewinds` to the
+    same checkpoint stop the run.
+
+    A rank that computes `straggler_factor` times as long as the median of its pipeline stage, over `straggler_window`
+    steps, is named; null names none.
     """
 
     max_bad_steps: PositiveInt = 10
     spike_sigma: Annotated[float, Field(gt=0)] = 6.0
     spike_window: Annotated[int, Field(ge=8)] = 64
-    spike_action: Literal["off", "warn", "skip"] = "warn"
+    spike_action: Literal["off", "warn", "skip", "rewind"] = "warn"
+    nonfinite_action: Literal["skip", "rewind"] = "skip"
+    max_rewinds: PositiveInt = 3
+    straggler_factor: Annotated[float, Field(gt=1)] | None = 1.5
+    straggler_window: PositiveInt = 20
+
+    @property
+    def rewinds(self) -> bool:
+        """Whether anything leads to a rewind."""
+        return "rewind" in (self.spike_action, self.nonfinite_action)
 
 
 class RecomputeConfig(Part):
@@ -67,7 +83,8 @@ class RunConfigPart(Part):
     `init_from` is a checkpoint (or a folder of checkpoints, of which the newest is meant) whose weights the run starts
     from; without one they are random. A run that has checkpoints of its own goes on from those. With a `sample_prompt`,
     a finished run continues that text and shows it in its report. `log_comm` lists in each record of a step what its
-    collectives took and moved, by verb, group and what it was.
+    collectives took and moved, by verb, group and what it was. With a `time_limit_s`, counted from the start of the
+    command, the run saves and ends after the last step that leaves `time_reserve_s` of it.
     """
 
     dir: Annotated[str, Field(min_length=1)]
@@ -78,12 +95,23 @@ class RunConfigPart(Part):
     precision: Literal["fp32", "fp16", "bf16"] = "fp32"
     log_every: PositiveInt = 10
     log_comm: bool = True
+    time_limit_s: Annotated[float, Field(gt=0)] | None = None
+    time_reserve_s: Annotated[float, Field(ge=0)] = 120.0
     eval_every: PositiveInt = 200
     eval_sequences: PositiveInt = 64
     peak_flops_per_s: Annotated[float, Field(gt=0)] | None = None
     tensorboard: bool = True
     init_from: str | None = None
     sample_prompt: str | None = None
+
+    @model_validator(mode="after")
+    def _leaves_time(self) -> Self:
+        if self.time_limit_s is not None and self.time_reserve_s >= self.time_limit_s:
+            raise ValueError(
+                f"time_limit_s {self.time_limit_s:g} leaves nothing to train in: time_reserve_s "
+                f"{self.time_reserve_s:g} of it is for saving and ending"
+            )
+        return self
 
 
 MIB = 2**20

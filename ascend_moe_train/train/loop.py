@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ascend_moe_train.checkpoint.saving import Writer
 from ascend_moe_train.checkpoint.starting import Start
+from ascend_moe_train.checkpoint.store import steps
 from ascend_moe_train.checkpoint.writer import AsyncWriter
 from ascend_moe_train.config import RunConfig, dump_yaml
 from ascend_moe_train.data.tokenizer import Tokenizer
@@ -23,7 +24,7 @@ from ascend_moe_train.train.persist import checkpoint_meta
 from ascend_moe_train.train.ranks import Ranks
 from ascend_moe_train.train.report import write_report
 from ascend_moe_train.train.run_info import RunInfo, processor, read_run_info, versions, write_run_info
-from ascend_moe_train.train.stop import StopRequest
+from ascend_moe_train.train.stop import BY_CLOCK, StopRequest
 from ascend_moe_train.train.tensorboard import TensorBoardWriter
 from ascend_moe_train.train.trainer import Trainer
 from ascend_moe_train.train.view import View
@@ -40,30 +41,49 @@ def train(config: RunConfig, inputs: Inputs, view: View, stop: StopRequest, rank
     run_dir = Path(config.run.dir)
     trainer = Trainer(config, inputs.train, view.note, ranks, inputs.start)
     peak, source = _peak(config, trainer.device, run_dir, ranks)
-    with named_failures(), _records(config, run_dir, trainer, view) as record, _saver(trainer) as saver:
-        if ranks.is_first:
-            _write_facts(config, inputs, run_dir, peak, source)
+    with named_failures():
         view.note(f"{_where(trainer)}, {_what_is_next(trainer)}")
         if config.lora is not None:
             view.note(_what_is_trained(config.model, config.lora))
         if inputs.start is not None and inputs.start.model.rope != config.model.rope:
             view.note(_how_far(config.model.rope, inputs.start))
-        evaluate = _evaluation(trainer, inputs, record)
-        try:
-            for info in trainer.steps(trainer.meter(peak), stop):
-                if info.warning:
-                    view.note(info.warning)
-                record(info.record)
-                evaluate(info.record.step)
-                saver.after_step()
-        except (BrokenPipeError, SystemExit):  # nobody reads the output any more; rich makes a SystemExit of that
-            saver.save()
-            raise
-        saver.save()
+        _until_a_rewind(trainer, inputs, (peak, source), view, stop)
+        while trainer.must_rewind:
+            view.note(trainer.rewind())
+            _until_a_rewind(trainer, inputs, (peak, source), view, stop)
     if ranks.is_first:
         _write_results(trainer, inputs, run_dir, view)
     ranks.progress.phase("done", trainer.state.step)
     return _exit_code(trainer, stop, view)
+
+
+def _until_a_rewind(
+    trainer: Trainer, inputs: Inputs, peak: tuple[float | None, str], view: View, stop: StopRequest
+) -> None:
+    """Steps until the last, or a stop, or one after which the run has to go back; every checkpoint is written then.
+
+    `peak` is the device's, and how it is known.
+    """
+    run_dir = Path(trainer.config.run.dir)
+    with _records(trainer.config, run_dir, trainer, view) as record, _saver(trainer) as saver:
+        if trainer.ranks.is_first:
+            _write_facts(trainer.config, inputs, run_dir, *peak)
+        if trainer.config.guard.rewinds and trainer.state.step == 0:
+            saver.save_first()
+        evaluate = _evaluation(trainer, inputs, record)
+        try:
+            for info in trainer.steps(trainer.meter(peak[0]), stop):
+                for line in filter(None, (info.warning, info.remark)):
+                    view.note(line)
+                record(info.record)
+                if not trainer.must_rewind:
+                    evaluate(info.record.step)
+                    saver.after_step()
+        except (BrokenPipeError, SystemExit):  # nobody reads the output any more; rich makes a SystemExit of that
+            saver.save()
+            raise
+        if not trainer.must_rewind:
+            saver.save()
 
 
 def _where(trainer: Trainer) -> str:
@@ -97,9 +117,11 @@ def _how_far(rope: RopeConfig, start: Start) -> str:
 def _exit_code(trainer: Trainer, stop: StopRequest, view: View) -> int:
     if stop.signal_number is None or trainer.is_done:
         return 0
-    name = signal.Signals(stop.signal_number).name
+    number, name = stop.signal_number, signal.Signals(stop.signal_number).name
+    if number == BY_CLOCK:
+        number, name = signal.SIGTERM, f"run.time_limit_s {trainer.config.run.time_limit_s:g}"
     view.note(f"stopped by {name} after step {trainer.state.step}, saved; the same command goes on from there")
-    return 128 + stop.signal_number
+    return 128 + number
 
 
 def _write_sample(trainer: Trainer, tokenizer: Tokenizer, prompt: str, run_dir: Path) -> str:
@@ -190,9 +212,16 @@ class _Saver:
 
     def save(self) -> None:
         """Saves the state that training has reached."""
+        if self._trainer.state.step != self._saved_step:
+            self._save()
+
+    def save_first(self) -> None:
+        """Saves the state before the first step, for a run that may have to go back to it, unless that is there."""
+        if self._trainer.ranks.of_first(not steps(self._trainer.checkpoints)):
+            self._save()
+
+    def _save(self) -> None:
         trainer = self._trainer
-        if trainer.state.step == self._saved_step:
-            return
         trainer.ranks.progress.phase("saving", trainer.state.step)
         meta = checkpoint_meta(trainer.config, trainer.state, trainer.origin, trainer.ranks)
         self._writer.prepare(trainer.checkpoints, trainer.state.step)

@@ -60,6 +60,15 @@ class Ranks:
         """The sum over all ranks."""
         return sum_floats(self.comm, [value])[0]
 
+    @property
+    def stage(self) -> int:
+        """The pipeline stage of this rank."""
+        return self.mesh.coordinates(self.comm.rank).pp
+
+    def exchange(self, value: Any) -> list[Any]:
+        """Every rank's value, by rank; JSON only."""
+        return exchange_json(self.comm, value)
+
     def largest(self, value: int) -> int:
         """The largest of all ranks."""
         return max_int(self.comm, value)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ascend_moe_train.cluster.ascend_environment import ascend_environment, environment_line
 from ascend_moe_train.cluster.msrun import num_devices
+from ascend_moe_train.cluster.rank import started_s
 from ascend_moe_train.cluster.version_files import read_host
 from ascend_moe_train.cluster.versions import check_versions, misfits
 from ascend_moe_train.config import RunConfig
@@ -14,7 +15,7 @@ from ascend_moe_train.parallel.mesh import mesh_of
 from ascend_moe_train.train.inputs import open_inputs
 from ascend_moe_train.train.ranks import Ranks, alone
 from ascend_moe_train.train.run_lock import locked
-from ascend_moe_train.train.stop import StopRequest
+from ascend_moe_train.train.stop import StopRequest, TimeLimit
 from ascend_moe_train.train.view import View
 
 
@@ -37,9 +38,18 @@ def start(config: RunConfig, view: View, stop: StopRequest, ranks: Ranks | None 
     inputs = open_inputs(config, ranks.data.index, ranks.data.size)
     with locked(Path(config.run.dir)) if ranks.is_first else nullcontext():
         prepare_ascend(config, view.note)
+        stop.limit = _time_limit(config, stop.since_s)
         from ascend_moe_train.train.loop import train
 
         return train(config, inputs, view, stop, ranks)
+
+
+def _time_limit(config: RunConfig, since_s: float) -> TimeLimit | None:
+    """That of the run, counted from the start of the launcher, else from `since_s`."""
+    if config.run.time_limit_s is None:
+        return None
+    begin_s = started_s() or since_s
+    return TimeLimit(end_s=begin_s + config.run.time_limit_s, reserve_s=config.run.time_reserve_s)
 
 
 def prepare_ascend(config: RunConfig, note: Callable[[str], None]) -> None:

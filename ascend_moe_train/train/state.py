@@ -17,6 +17,8 @@ class TrainingState(BaseModel):
     functions of it), `updates` counts those that changed the weights, `bad_in_row` the non-finite ones in a row up to
     now. After `fixed_after` updates 1-bit Adam's second moments stay as they are; until then `second_sum` is their sum
     when it was last looked at. `recent_losses` are the good losses that a spike is judged against, newest last.
+    `data_skipped` is of how many steps the data was passed over in rewinds, the last `rewinds` of them in a row to the
+    checkpoint of step `rewound_to`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -32,6 +34,20 @@ class TrainingState(BaseModel):
     recent_losses: tuple[float, ...] = ()
     fixed_after: int | None = Field(default=None, ge=1)
     second_sum: float = Field(default=0.0, ge=0)
+    data_skipped: int = Field(default=0, ge=0)
+    rewinds: int = Field(default=0, ge=0)
+    rewound_to: int | None = Field(default=None, ge=0)
+
+    @property
+    def data_step(self) -> int:
+        """The number of the data that comes next."""
+        return self.step + self.data_skipped
+
+    def rewound(self, saved: "TrainingState") -> "TrainingState":
+        """Where to go on after a bad step: at a saved state, with the data that follows that of the bad step."""
+        count = self.rewinds + 1 if self.rewound_to == saved.step else 1
+        skipped = self.data_step - saved.step
+        return saved.model_copy(update={"data_skipped": skipped, "rewinds": count, "rewound_to": saved.step})
 
     @classmethod
     def from_meta(cls, meta: dict[str, Any], step: int, where: str) -> "TrainingState":

@@ -1,8 +1,31 @@
-"""SIGTERM and Ctrl-C end a run after the step in hand, with a checkpoint. Pure."""
+"""SIGTERM, Ctrl-C and a time limit end a run after the step in hand, with a checkpoint. Pure."""
 
 import signal
+import time
 from types import FrameType, TracebackType
 from typing import Any, Self
+
+BY_CLOCK = signal.SIGALRM  # stands for the end of the time, among the numbers of signals
+
+
+class TimeLimit:
+    """Whether there is time for another step, by a clock that ranks have in common: that of seconds since 1970."""
+
+    def __init__(self, *, end_s: float, reserve_s: float) -> None:
+        self._end_s, self._reserve_s = end_s, reserve_s
+        self._longest_s = 0.0
+        self._asked_s: float | None = None
+        self._has_compiled = False
+
+    def is_near(self, now_s: float) -> bool:
+        """Asked before each step: whether one that takes as long as the longest until now, with all that came after
+        it, would reach into the reserve. The first, with its compilation, does not count."""
+        if self._asked_s is not None:
+            if self._has_compiled:
+                self._longest_s = max(self._longest_s, now_s - self._asked_s)
+            self._has_compiled = True
+        self._asked_s = now_s
+        return now_s + self._longest_s > self._end_s - self._reserve_s
 
 
 class StopRequest:
@@ -15,13 +38,17 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
+        self.limit: TimeLimit | None = None
+        self.since_s = time.time()
         self._before: dict[int, Any] = {}
         self._blocked_before: set[int] = set()
 
     def is_made(self) -> bool:
-        """Whether a signal has arrived by now; `signal_number` is which."""
+        """Whether a signal has arrived by now, or time is up; `signal_number` is which, or BY_CLOCK."""
         if self._before and _take_interrupt() and self._before[signal.SIGINT] is not signal.SIG_IGN:
             self._note(signal.SIGINT, None)
+        if self.signal_number is None and self.limit is not None and self.limit.is_near(time.time()):
+            self.signal_number = BY_CLOCK
         return self.signal_number is not None
 
     def _note(self, number: int, frame: FrameType | None) -> None:

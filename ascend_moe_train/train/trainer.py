@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -33,15 +34,18 @@ from ascend_moe_train.train.session import build_model
 from ascend_moe_train.train.state import TrainingState
 from ascend_moe_train.train.step import StepResult
 from ascend_moe_train.train.stop import StopRequest
+from ascend_moe_train.train.stragglers import Stragglers
 from ascend_moe_train.train.variance import with_fixed_variance
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepInfo:
-    """One finished step: its record, and a line for the user if something was out of the ordinary."""
+    """One finished step: its record, a line for the user if something was out of the ordinary in it, and one if other
+    ranks are slow than before."""
 
     record: StepRecord
     warning: str | None
+    remark: str | None = None
 
 
 class Trainer:
@@ -77,12 +81,15 @@ class Trainer:
         self.tensors = Tensors(config, placed, self.model, self.sharded, self.optimizer, *here)
         self.tensors.fill_first(start, given)
         self.checkpoints = Path(config.run.dir) / CHECKPOINTS
-        self.state, self.origin = restore(self.checkpoints, config, self.tensors, ranks, start, note)
+        self._restore = partial(restore, self.checkpoints, config, self.tensors, ranks, start, note)
+        self.state, self.origin = self._restore()
         if self.state.step == 0:
             self.state = self.state.model_copy(update={"loss_scale": LossScale(scale=self._first_scale())})
         self.site = site_of(config, ranks.mesh, ranks.comm, ranks.device) if ranks.mesh.pp > 1 else None
         self._step = make_step(config, ranks.mesh, ranks.comm, self.model, self.sharded, self.optimizer, self.site)
         self._has_run = False
+        self.must_rewind = False
+        self._stragglers = Stragglers(ranks, config.guard)
         self._sends_momenta = self.sharded.momenta is not None and self.state.fixed_after is not None
         if self._sends_momenta:
             self._step.change_over()
@@ -97,10 +104,30 @@ class Trainer:
 
         Raises TrainingError: too many non-finite steps in a row; the message names step and tensor.
         """
-        while not self.is_done and not self._is_asked_to_stop(stop):
+        while not self.must_rewind and not self.is_done and not self._is_asked_to_stop(stop):
             self.ranks.progress.phase("step" if self._has_run else "compile", self.state.step + 1)
             yield self._one_step(meter)
             self._has_run = True
+
+    def rewind(self) -> str:
+        """Goes back to the newest checkpoint, to pass over the data since then, that of the last step included; what
+        there is to say. To be called when `must_rewind`, with every checkpoint written.
+
+        Raises TrainingError: too often to the same one.
+        """
+        bad, most = self.state, self.config.guard.max_rewinds
+        saved, self.origin = self._restore()
+        self.state = bad.rewound(saved)
+        self.must_rewind = False
+        if self.state.rewinds > most:
+            raise TrainingError(
+                f"stopped at step {bad.step}: it was bad after {most} rewinds to the checkpoint of step {saved.step}, "
+                "each to other data (guard.max_rewinds)"
+            )
+        return (
+            f"back to step {saved.step} (rewind {self.state.rewinds} of at most {most} to it): the data of the "
+            f"{bad.step - saved.step} steps since then is passed over"
+        )
 
     def meter(self, peak_flops_per_s: float | None) -> StepMeter:
         """A meter that goes on with the smoothed loss of the state."""
@@ -129,17 +156,17 @@ class Trainer:
         start_s = time.perf_counter()
         if self.ranks.spans is not None:
             self.ranks.spans.take()
-        batch = self.loader.batch(state.step)
+        batch = self.loader.batch(state.data_step)
         lr = learning_rate(config.optim, state.step, config.run.steps)
         limit = spike_limit(config.guard, state)
-        highest = limit if config.guard.spike_action == "skip" else math.inf
+        highest = limit if config.guard.spike_action in ("skip", "rewind") else math.inf
         factors = step_factors(config.optim, lr, state.updates + 1, state.fixed_after if self._sends_momenta else None)
         noise_seed = (config.run.seed * 1_000_003 + state.step) % 2**31
         result = self._step(batch, noise_seed, np.array([*factors, state.loss_scale.scale, highest]))
         tokens = batch.tokens_BS.size * self.ranks.data.size
         self.state, warning = self._advance(result, limit, tokens)
         warning = self._fix_variance() or warning
-        if self.state.bad_in_row >= config.guard.max_bad_steps:
+        if self.state.bad_in_row >= config.guard.max_bad_steps and not self.must_rewind:
             last = f"the last with loss {result.loss:.6g} and gradient norm {result.grad_norm:.6g}"
             why = f"loss limit {limit:.6g}"
             if not _is_finite(result):
@@ -151,6 +178,10 @@ class Trainer:
             raise TrainingError(
                 f"stopped at step {self.state.step}: {self.state.bad_in_row} steps in a row were skipped, {last}; {why}"
             )
+        step_s, comm = time.perf_counter() - start_s, None if self.ranks.spans is None else self.ranks.spans.take()
+        remark = None
+        if comm is not None and self._has_run:
+            remark = self._stragglers.after_step(step_s - comm.exposed_s)
         record = meter.record(
             step=self.state.step,
             loss=result.loss,
@@ -159,17 +190,17 @@ class Trainer:
             lr=lr,
             grad_norm=result.grad_norm,
             tokens=tokens,
-            step_s=time.perf_counter() - start_s,
+            step_s=step_s,
             counts_LE=result.counts_LE,
             dropped=result.num_dropped,
             loss_scale=state.loss_scale.scale if self._scales_loss else None,
             skipped=not result.applied,
             mtp_loss=result.mtp_loss if config.model.mtp is not None else None,
-            comm=None if self.ranks.spans is None else self.ranks.spans.take(),
+            comm=comm,
         )
         smooth = {"smooth_total": meter.smoother.total, "smooth_weight": meter.smoother.weight}
         self.state = self.state.model_copy(update=smooth)
-        return StepInfo(record=record, warning=warning)
+        return StepInfo(record=record, warning=warning, remark=remark)
 
     def _fix_variance(self) -> str | None:
         """Changes to sending momenta when it is time for it; what there is to say then."""
@@ -199,6 +230,8 @@ class Trainer:
             scale = scale.after(not finite, config.loss_scale)
         # an overflow that a lower scale can still mend is fp16's normal life
         is_bad = (is_spike and not result.applied) or (not finite and (not self._scales_loss or at_least))
+        action = config.guard.spike_action if is_spike else config.guard.nonfinite_action
+        self.must_rewind = is_bad and action == "rewind"
         after = state.model_copy(
             update={
                 "step": step,
