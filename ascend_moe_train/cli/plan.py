@@ -171,6 +171,9 @@ def _show(asked: "Wanted", cluster: "Cluster", imbalance: "Imbalance", found: "F
 
     lines = report_lines(asked.job, cluster, imbalance, asked.name, found)
     best = found.best[0]
+    tried = dict.fromkeys(word for each in asked.techniques for word in each.words)
+    if left := [word for word in tried if word not in best.plan.techniques.words]:
+        lines.append(f"tried, and not in plan 1: {', '.join(left)}")
     exported = export(asked.job, best.plan, options["system"]) if options["system"] is not None else None
     _write_files(asked, cluster, found, lines, options)
     if options["as_json"]:

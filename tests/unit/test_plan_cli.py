@@ -159,6 +159,8 @@ def test_what_is_allowed_is_tried_and_said(folder: Path, capsys: pytest.CaptureF
     (folder / "dense.yaml").write_text(DENSE)
     slow = ("--model", "dense.yaml", "--cluster", "8xslow", "--hardware", "slow.yaml", "--seq-len", "16")
     assert "onebit" not in text_of(capsys, *slow)
+    wide = text_of(capsys, *slow, "--allow", "reduce_dtype=bf16", "--allow", ONE_BIT)
+    assert wide.splitlines()[-1] == "tried, and not in plan 1: reduce_dtype bf16"
     text = text_of(capsys, *slow, "--allow", ONE_BIT, "--out", "planned.yaml")
     assert "compress onebit_adam: gradients 1/" in text and "of error feedback on each device" in text
     run = load_run(folder / "planned.yaml")
