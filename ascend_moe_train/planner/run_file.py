@@ -10,13 +10,15 @@ from ascend_moe_train.errors import ConfigError
 from ascend_moe_train.parallel.expert_sizes import ExpertSizes
 from ascend_moe_train.parallel.mesh import mesh_of
 from ascend_moe_train.parallel.stages import stages_of
-from ascend_moe_train.planner.plan import TYPICAL, Imbalance, Job, Plan, even_layers
+from ascend_moe_train.planner.plan import OURS, TYPICAL, Imbalance, Job, Plan, even_layers
 from ascend_moe_train.planner.techniques import Techniques
 from ascend_moe_train.strict_yaml import Value
 
 # what of section `parallel` a plan does not choose, and so leaves as it was
 MAX_IMBALANCE = 100_000
 KEPT = ("receive_factor", "deadlines", "restarts", "slow_links")
+# and what plans for the memory of other software do not have
+OURS_ONLY = ("bucket_bytes", "reduce_dtype", "overlap")
 
 
 def planned(
@@ -34,7 +36,8 @@ def planned(
     """
     found = copy.deepcopy(dict(tree))
     before = found.get("parallel")
-    kept = {key: before[key] for key in KEPT if key in before} if isinstance(before, dict) else {}
+    names = KEPT if job.engine == OURS else (*KEPT, *OURS_ONLY)
+    kept = {key: before[key] for key in names if key in before} if isinstance(before, dict) else {}
     if not _has_room_to_choose(job, plan):
         kept.pop("receive_factor", None)
     elif kept.get("receive_factor") is None:

@@ -75,7 +75,9 @@ def test_a_run_file_keeps_what_is_not_planned(folder: Path, capsys: pytest.Captu
     for section in ("model", "optim"):
         assert after[section] == before[section]
     assert after["data"] == before["data"]
-    assert (run.parallel.bucket_bytes, run.parallel.reduce_dtype) == (1000, "bf16")
+    text_of(capsys, "--model", "run.yaml", "--cluster", "8xcpu", "--engine", "zero", "--out", "other.yaml")
+    for each in (run, load_run(folder / "other.yaml")):
+        assert (each.parallel.bucket_bytes, each.parallel.reduce_dtype) == (1000, "bf16")
     assert run.batch.global_sequences == 32
     assert text_of(capsys, "check", "planned.yaml", "--cluster", "8xcpu").splitlines()[1].startswith("fits: ")
 
