@@ -12,6 +12,7 @@ from ascend_moe_train.bench.measured import FOUND
 from ascend_moe_train.bench.probes import (
     PROBE_MODULE,
     CommTime,
+    DispatchSizes,
     Probed,
     WorkTime,
     alpha_beta,
@@ -24,12 +25,13 @@ from ascend_moe_train.bench.runs import Ended, Say, in_ranks
 from ascend_moe_train.cluster.launch import make_job
 from ascend_moe_train.cluster.mpiexec import check_ranks, rank_command
 from ascend_moe_train.cluster.verdict import Deadlines
+from ascend_moe_train.config import RunConfig
 from ascend_moe_train.errors import ConfigError
 from ascend_moe_train.planner.efficiency import efficiencies
 from ascend_moe_train.planner.hardware import catalogue, find_device
 from ascend_moe_train.units import format_bytes, format_seconds
 
-What = Literal["comm", "work"]
+What = Literal["comm", "work", "dispatch"]
 MAX_ROUNDS = 1000
 IDLE_S = 1800.0
 WORK, HARDWARE = "work", "hardware.yaml"
@@ -53,6 +55,15 @@ WORK_COLUMNS = (
     Column(key="bytes_per_s", head="bytes/s", shows="bytes"),
 )
 WORK_CHARTS = (Chart(title="FLOP/s of a rank, all at work", values=("flops_per_s",)),)
+DISPATCH_COLUMNS = (
+    Column(key="name", head="step"),
+    Column(key="best_s", head="best", shows="seconds"),
+    Column(key="median_s", head="median", shows="seconds"),
+    Column(key="tokens_per_s", head="tokens/s", shows="rate"),
+    Column(key="flops_per_s", head="FLOP/s", shows="rate"),
+    Column(key="bytes_per_s", head="bytes/s", shows="bytes"),
+)
+DISPATCH_CHARTS = (Chart(title="Time of a micro-batch", values=("best_s",)),)
 ENTRY_COLUMNS = (
     Column(key="figure", head="figure"),
     Column(key="measured", head="measured", shows="number"),
@@ -73,8 +84,11 @@ class Asked:
     out: Path
 
 
-def probed(what: Sequence[What], asked: Asked, say: Say) -> tuple[Probed | None, Ended]:
-    """Measures in ranks of this machine. Raises UserError subclasses: it cannot begin."""
+def probed(
+    what: Sequence[What], asked: Asked, say: Say, sizes: DispatchSizes | None = None
+) -> tuple[Probed | None, Ended]:
+    """Measures in ranks of this machine, `dispatch` of a layer with those sizes. Raises UserError subclasses: it cannot
+    begin."""
     check_ranks(asked.ranks)
     if not 1 <= asked.rounds <= MAX_ROUNDS:
         raise ConfigError(f"--rounds {asked.rounds}: must be from 1 to {MAX_ROUNDS:,}")
@@ -82,6 +96,8 @@ def probed(what: Sequence[What], asked: Asked, say: Say) -> tuple[Probed | None,
     command = rank_command(PROBE_MODULE, [str(folder)])
     deadlines = Deadlines(compile_s=IDLE_S, step_s=IDLE_S, save_s=IDLE_S)
     order: dict[str, Any] = {"what": list(what), "rounds": asked.rounds}
+    if sizes is not None:
+        order["sizes"] = vars(sizes)
     ended = in_ranks(order, folder, say, lambda: make_job(asked.ranks, command, deadlines, run_dir=folder))
     return (read_probed(folder / FOUND) if ended == Ended() else None), ended
 
@@ -108,6 +124,42 @@ def work_result(found: Probed, asked: Asked, command: str) -> Result:
     rows = [_work_row(each, best) for each in found.work]
     title = "Matrix products and other operators"
     return _result("gemm", title, WORK_COLUMNS, rows, [READING], asked, found, command)
+
+
+def dispatch_result(found: Probed, asked: Asked, command: str) -> Result:
+    """A row for each operator and kernel set, and one for the exchange between ranks."""
+    rows: list[Row] = []
+    for each in found.work:
+        rate = {"flops_per_s" if each.kind == "experts" else "bytes_per_s": each.work / each.best_s}
+        rows.append({"name": each.name, "tokens_per_s": each.shape[0] / each.best_s, **_times(each.rounds_s), **rate})
+    tokens = found.work[0].shape[0]
+    for time in found.comm:
+        name = f"{time.verb} over {time.size} ranks"
+        rate = {"bytes_per_s": time.moved_bytes / time.best_s}
+        rows.append({"name": name, "tokens_per_s": tokens / time.best_s, **_times(time.rounds_s), **rate})
+    T, K, E, D, F = found.work[0].shape
+    notes = (
+        READING,
+        f"A micro-batch of {T} tokens of a rank, {K} of {E} experts each, hidden size {D}, width {F} of experts, in "
+        "fp32, forward. The exchange is one way, of rows that are spread evenly.",
+    )
+    return _result(
+        "dispatch", "The way through a layer of experts", DISPATCH_COLUMNS, rows, notes, asked, found, command
+    )
+
+
+def dispatch_sizes(config: RunConfig) -> DispatchSizes:
+    """Of a run's layers of experts. Raises ConfigError: it has none."""
+    moe = config.model.moe
+    if moe is None:
+        raise ConfigError("the model has no experts: model.moe is null")
+    return DispatchSizes(
+        tokens=config.batch.micro_sequences * config.data.seq_len,
+        top_k=moe.top_k,
+        num_experts=moe.num_experts,
+        hidden=config.model.hidden,
+        ffn=moe.ffn,
+    )
 
 
 def calibrate_result(found: Probed, asked: Asked, name: str, command: str) -> Result:
@@ -180,19 +232,18 @@ def _comm_row(time: CommTime, fitted_s: float) -> Row:
         "verb": time.verb,
         "ranks": float(time.size),
         "payload_bytes": float(time.payload_bytes),
-        "best_s": time.best_s,
-        "median_s": median(time.rounds_s),
+        **_times(time.rounds_s),
         "rate": time.moved_bytes / time.best_s,
         "fitted_s": fitted_s,
     }
 
 
+def _times(rounds_s: Sequence[float]) -> Row:
+    return {"best_s": min(rounds_s), "median_s": median(rounds_s)}
+
+
 def _work_row(time: WorkTime, best_flops_per_s: float) -> Row:
-    row: Row = {
-        "name": f"{time.name} {' x '.join(map(str, time.shape))}",
-        "best_s": time.best_s,
-        "median_s": median(time.rounds_s),
-    }
+    row: Row = {"name": f"{time.name} {' x '.join(map(str, time.shape))}", **_times(time.rounds_s)}
     rate = time.work / time.best_s
     if time.kind in ("product", "attention"):
         return row | {"flops_per_s": rate, "of_best": rate / best_flops_per_s}

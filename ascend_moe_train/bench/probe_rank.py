@@ -3,11 +3,13 @@
 All ranks do the same at the same time; of each round the slowest counts. The first writes FOLDER/found.json.
 """
 
+import dataclasses
 import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import numpy as np
 from mindspore import nn, ops
 
 from ascend_moe_train.bench.measured import ASKED, FOUND
-from ascend_moe_train.bench.probes import VERBS, CommTime, Probed, WorkTime, group_sizes, probed_json
+from ascend_moe_train.bench.probes import VERBS, CommTime, DispatchSizes, Probed, WorkTime, group_sizes, probed_json
 from ascend_moe_train.cluster.as_rank import as_rank
 from ascend_moe_train.cluster.rank import progress
 from ascend_moe_train.errors import UserError
@@ -28,7 +30,7 @@ from ascend_moe_train.train.metrics import replace_file
 from ascend_moe_train.train.ranks import join_by_mpi
 from ascend_moe_train.train.session import set_device
 
-COMM, WORK = "comm", "work"
+COMM, WORK, DISPATCH = "comm", "work", "dispatch"
 EXIT_USER_ERROR = 2
 SIZES_BYTES = (2**10, 2**14, 2**17, 2**20, 2**22)
 CALLS_BYTES = 2**22  # of one round: many calls of small messages, few of large ones
@@ -38,7 +40,7 @@ PRODUCTS = ((64, 64, 64), (128, 128, 128), (256, 256, 256), (512, 512, 512), (10
 PRODUCTS_FLOPS = 2e8  # of one round
 ATTENTION = ((128, 8, 32), (512, 8, 32), (1024, 8, 32))
 ROWS, WIDTH = 2048, 512
-VECTOR_CALLS, OPERATOR_CALLS = 8, 64
+VECTOR_CALLS, OPERATOR_CALLS, DISPATCH_CALLS = 8, 64, 4
 
 
 class _Chain(nn.Cell):
@@ -155,11 +157,71 @@ class Prober:
         rounds_s = self.slowest(lambda: chain(*tensors, *extra).asnumpy(), calls)
         return WorkTime(kind=kind, name=name, shape=shape, work=work, rounds_s=rounds_s)
 
+    def dispatch_times(self, sizes: DispatchSizes, name: str) -> Iterator[WorkTime]:
+        """The way of one micro-batch through a layer of experts in one process, forward, by these kernels."""
+        kernels, (T, K, E, D, F) = self._kernels, dataclasses.astuple(sizes)
+        generator = np.random.default_rng(0)
+        expert_TK = np.argsort(generator.random((T, E)), axis=1)[:, :K].astype(np.int32)
+        source_R = np.argsort(expert_TK.reshape(-1), kind="stable").astype(np.int32)
+        row_TK = np.argsort(source_R).astype(np.int32).reshape(T, K)
+        counts_E = np.bincount(expert_TK.reshape(-1), minlength=E).astype(np.int32)
+        rows = T * K
+
+        def made(*shape: int) -> Any:
+            return ms.Tensor(generator.standard_normal(shape).astype(np.float32))
+
+        def sort(expert_TK: Any, gate_TK: Any) -> Any:
+            row_TK, _, _ = kernels.sort_by_expert(expert_TK, gate_TK, E, None, False)
+            return row_TK
+
+        def act(h_RF: Any, w_EFD: Any, counts_E: Any) -> Any:
+            return kernels.swiglu_grouped_matmul(h_RF, w_EFD, counts_E, None)
+
+        experts, row, source, counts = (ms.Tensor(each) for each in (expert_TK, row_TK, source_R, counts_E))
+        gate = ms.Tensor(np.full((T, K), 1 / K, np.float32))
+        ways: dict[str, tuple[Any, float, tuple[Any, ...]]] = {
+            "sort": (sort, 4.0 * rows, (experts, gate)),
+            "permute": (kernels.permute, 8.0 * rows * D, (made(T, D), row, source)),
+            "first product": (kernels.grouped_matmul, 4.0 * rows * D * F, (made(rows, D), made(E, D, 2 * F), counts)),
+            "second product": (act, 2.0 * rows * D * F, (made(rows, 2 * F), made(E, F, D), counts)),
+            "combine": (kernels.combine, 4.0 * (rows + T) * D, (made(rows, D), gate, row, source)),
+        }
+        for way, (operator, work, inputs) in ways.items():
+            chain = _Chain(operator, DISPATCH_CALLS)
+            rounds_s = self.slowest(partial(_called, chain, inputs), DISPATCH_CALLS)
+            kind = "experts" if "product" in way else "rows"
+            yield WorkTime(kind=kind, name=f"{name}: {way}", shape=(T, K, E, D, F), work=work, rounds_s=rounds_s)
+
+    def exchange_time(self, sizes: DispatchSizes) -> CommTime:
+        """Rows on their way to the experts of all ranks, each of which has as many."""
+        world, rows = self._comm.world, sizes.tokens * sizes.top_k
+        send_n = np.full(world.size, rows // world.size, np.int32)
+        send_n[: rows % world.size] += 1
+        recv_n = np.array([each[world.index] for each in exchange_json(self._comm, send_n.tolist())], np.int32)
+        x, out = np.ones((rows, sizes.hidden), np.float32), np.empty((int(recv_n.sum()), sizes.hidden), np.float32)
+        rounds_s = self.slowest(lambda: self._comm.all_to_all_v(world, x, send_n, recv_n, len(out), out=out), 1)
+        return CommTime(verb="all_to_all_v", size=world.size, payload_bytes=x.nbytes, rounds_s=rounds_s)
+
     def copy_bytes_per_s(self) -> float:
         """What each rank reads and writes of memory while all copy."""
         source = np.ones(COPY_BYTES // 4, np.float32)
         target = np.empty_like(source)
         return 2 * COPY_BYTES / min(self.slowest(lambda: np.copyto(target, source), 1))
+
+
+def _called(chain: _Chain, inputs: tuple[Any, ...]) -> None:
+    chain(*inputs).asnumpy()
+
+
+def _dispatched(comm: Comm, sizes: DispatchSizes, rounds: int) -> tuple[list[CommTime], list[WorkTime]]:
+    """By both sets of kernels, and the exchange if there is somebody to exchange with."""
+    work: list[WorkTime] = []
+    for name in ("portable", "auto"):
+        kernels = choose(set_device("cpu"), name)
+        if not any(each.name.startswith(f"{kernels.name}:") for each in work):
+            work += Prober(comm, kernels, rounds).dispatch_times(sizes, kernels.name)
+    prober = Prober(comm, choose(set_device("cpu"), "auto"), rounds)
+    return ([prober.exchange_time(sizes)] if comm.world.size > 1 else []), work
 
 
 def probe(asked: dict[str, Any], found: Path) -> None:
@@ -169,14 +231,21 @@ def probe(asked: dict[str, Any], found: Path) -> None:
     kernels = choose(set_device("cpu"), "auto")
     prober = Prober(comm, kernels, asked["rounds"])
     copied = prober.copy_bytes_per_s()
+    moved = list(prober.comm_times()) if COMM in asked["what"] else []
+    made: list[WorkTime] = []
+    if WORK in asked["what"]:
+        made += prober.work_times()
+    if DISPATCH in asked["what"]:
+        exchanged, dispatched = _dispatched(comm, DispatchSizes(**asked["sizes"]), asked["rounds"])
+        moved, made = moved + exchanged, made + dispatched
     probed = Probed(
         ranks=comm.world.size,
         threads=int(os.environ.get("OMP_NUM_THREADS", "1")),
         kernels=kernels.name,
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // comm.world.size,
         copy_bytes_per_s=copied,
-        comm=tuple(prober.comm_times()) if COMM in asked["what"] else (),
-        work=tuple(prober.work_times()) if WORK in asked["what"] else (),
+        comm=tuple(moved),
+        work=tuple(made),
     )
     if comm.rank == 0:
         replace_file(found, [probed_json(probed)])

@@ -50,8 +50,9 @@ class CommTime:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkTime:
-    """Of one operator: `kind` is `product` (shape m, n, k), `attention` (tokens, heads, head size), `vector` or
-    `operator`; `work` is FLOPs of the first two, bytes read and written of `vector`. Likewise the slowest rank's."""
+    """Of one operator: `kind` is `product` (shape m, n, k), `attention` (tokens, heads, head size), `vector`,
+    `operator`, or of a layer of experts `experts` or `rows` (shape as `DispatchSizes`); `work` is FLOPs of products and
+    attention, bytes read and written of `vector` and `rows`. Likewise the slowest rank's."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
 
@@ -65,6 +66,17 @@ class WorkTime:
     def best_s(self) -> float:
         """Of the round that other jobs held up least."""
         return min(self.rounds_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DispatchSizes:
+    """A layer of experts, and the tokens that a rank has for it."""
+
+    tokens: int
+    top_k: int
+    num_experts: int
+    hidden: int
+    ffn: int
 
 
 @dataclass(frozen=True, kw_only=True)

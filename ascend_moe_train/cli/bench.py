@@ -12,7 +12,8 @@ from ascend_moe_train.cli.config import OVERRIDES, RUN_FILE, whole_run
 from ascend_moe_train.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ascend_moe_train.bench.calibrate import What
+    from ascend_moe_train.bench.calibrate import Asked, What
+    from ascend_moe_train.bench.probes import DispatchSizes, Probed
     from ascend_moe_train.bench.result import Chart, Result
     from ascend_moe_train.bench.runs import Ended
 
@@ -194,6 +195,29 @@ def gemm(ranks: int | None, rounds: int, out: Path, as_json: bool) -> int:
     return _probe(("work",), ranks, rounds, None, out, as_json)
 
 
+@command.command("dispatch")
+@RUN_FILE
+@OVERRIDES
+@RANKS
+@ROUNDS
+@out_option("dispatch")
+@AS_JSON
+def dispatch(
+    run_yaml: Path, overrides: tuple[str, ...], ranks: int | None, rounds: int, out: Path, as_json: bool
+) -> int:
+    """Measure the way of a micro-batch of RUN_YAML through a layer of experts, by each set of kernels."""
+    from ascend_moe_train.bench import calibrate as made
+
+    sizes = made.dispatch_sizes(whole_run(run_yaml, overrides))
+    found, asked, code = _probed(("dispatch",), ranks, rounds, out, sizes)
+    if found is None:
+        return code
+    result = made.dispatch_result(found, asked, shown_command())
+    write(out, result, made.DISPATCH_CHARTS)
+    show(result, [column.key for column in result.columns], out, as_json=as_json)
+    return 0
+
+
 @command.command("calibrate")
 @RANKS
 @ROUNDS
@@ -205,19 +229,30 @@ def calibrate(ranks: int | None, rounds: int, name: str, out: Path, as_json: boo
     return _probe(("comm", "work"), ranks, rounds, name, out, as_json)
 
 
-def _probe(what: "tuple[What, ...]", ranks: int | None, rounds: int, name: str | None, out: Path, as_json: bool) -> int:
-    from ascend_moe_train.bench import calibrate as made
+def _probed(
+    what: "tuple[What, ...]", ranks: int | None, rounds: int, out: Path, sizes: "DispatchSizes | None" = None
+) -> "tuple[Probed | None, Asked, int]":
+    """What ranks found; without that, the exit code, and why is said."""
+    from ascend_moe_train.bench.calibrate import Asked, probed
     from ascend_moe_train.cli.environment import prepare_environment
-    from ascend_moe_train.cli.out_file import write_out
     from ascend_moe_train.cluster.mpiexec import num_cores
 
     prepare_environment()
+    asked = Asked(ranks=num_cores() if ranks is None else ranks, rounds=rounds, out=out)
+    found, ended = probed(what, asked, lambda line: click.echo(line, err=True), sizes)
+    return found, asked, 0 if found is not None else _not_measured(ended)
+
+
+def _probe(what: "tuple[What, ...]", ranks: int | None, rounds: int, name: str | None, out: Path, as_json: bool) -> int:
+    from ascend_moe_train.bench import calibrate as made
+    from ascend_moe_train.cli.out_file import write_out
+
     if name is not None:
         made.check_name(name)
-    asked, command = made.Asked(ranks=num_cores() if ranks is None else ranks, rounds=rounds, out=out), shown_command()
-    found, ended = made.probed(what, asked, lambda line: click.echo(line, err=True))
+    command = shown_command()
+    found, asked, code = _probed(what, ranks, rounds, out)
     if found is None:
-        return _not_measured(ended)
+        return code
     results: list[tuple[Result, Sequence[Chart]]] = []
     if found.comm:
         results.append((made.comm_result(found, asked, command), made.COMM_CHARTS))

@@ -12,6 +12,8 @@ from ascend_moe_train.bench.calibrate import (
     calibrate_result,
     check_name,
     comm_result,
+    dispatch_result,
+    dispatch_sizes,
     hardware_text,
     work_result,
 )
@@ -19,6 +21,7 @@ from ascend_moe_train.bench.probe_rank import Prober
 from ascend_moe_train.bench.probes import (
     PLANNED_VERBS,
     CommTime,
+    DispatchSizes,
     Probed,
     WorkTime,
     alpha_beta,
@@ -35,6 +38,7 @@ from ascend_moe_train.bench.result import read_result
 from ascend_moe_train.cli.main import main
 from ascend_moe_train.cluster.output import Screen
 from ascend_moe_train.cluster.supervise import Job, Outcome
+from ascend_moe_train.config import load_run
 from ascend_moe_train.errors import ConfigError, MetricsError
 from ascend_moe_train.parallel.comm import LocalComm
 from ascend_moe_train.planner.block_time import product_s
@@ -43,6 +47,7 @@ from ascend_moe_train.planner.efficiency import efficiencies, efficiency_of
 from ascend_moe_train.planner.hardware import Device, LinkClass, catalogue, find_device, parse_cluster
 from ascend_moe_train.planner.layers import Product
 from tests.model_run import kernels
+from tests.small_run import write_run
 
 PEAK = 4e10
 LINK = LinkClass(name="memory", topology="switched", bytes_per_s=3e9, latency_s=2e-5, knee_bytes=1.0)
@@ -107,6 +112,7 @@ def probed() -> Probed:
     )
 
 
+SIZES = DispatchSizes(tokens=24, top_k=2, num_experts=4, hidden=16, ffn=8)
 ASKED = Asked(ranks=4, rounds=2, out=Path("out"))
 
 
@@ -160,6 +166,32 @@ def test_operators_are_measured_in_graphs() -> None:
     assert {each.kind for each in found} == {"product", "attention", "vector", "operator"}
     assert all(len(each.rounds_s) == 1 and each.best_s > 0 for each in found)
     assert entry(replace(probed(), comm=(), work=tuple(found)))["peak_flops_per_s"]["fp32"] > 0
+
+
+def test_the_way_through_a_layer_is_measured_and_shown() -> None:
+    prober = Prober(LocalComm(), kernels("portable"), rounds=1)
+    found = tuple(prober.dispatch_times(SIZES, "portable"))
+    steps = ("sort", "permute", "first product", "second product", "combine")
+    assert [each.name for each in found] == [f"portable: {step}" for step in steps]
+    assert all(each.best_s > 0 and each.shape == (24, 2, 4, 16, 8) for each in found)
+    moved = CommTime(verb="all_to_all_v", size=2, payload_bytes=1000, rounds_s=(0.5, 0.25))
+    rows = dispatch_result(replace(probed(), comm=(moved,), work=found), ASKED, "amt bench dispatch").rows
+    assert rows[-1] == {
+        "name": "all_to_all_v over 2 ranks",
+        "tokens_per_s": 96.0,
+        "best_s": 0.25,
+        "median_s": 0.375,
+        "bytes_per_s": 2000.0,
+    }
+    assert rows[2]["flops_per_s"] == pytest.approx(2 * 48 * 16 * 16 / found[2].best_s)
+
+
+def test_a_run_says_what_its_layers_are(tmp_path: Path) -> None:
+    run_yaml = write_run(tmp_path, tmp_path)
+    config = load_run(run_yaml)
+    assert vars(dispatch_sizes(config)) == {"tokens": 32, "top_k": 2, "num_experts": 4, "hidden": 32, "ffn": 48}
+    with pytest.raises(ConfigError, match=r"the model has no experts: model\.moe is null"):
+        dispatch_sizes(load_run(run_yaml, ("model.moe=null",)))
 
 
 def test_a_single_rank_has_no_link() -> None:
