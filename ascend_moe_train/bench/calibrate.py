@@ -50,7 +50,7 @@ WORK_COLUMNS = (
     Column(key="name", head="operator and shape"),
     Column(key="best_s", head="best", shows="seconds"),
     Column(key="median_s", head="median", shows="seconds"),
-    Column(key="flops_per_s", head="FLOP/s", shows="rate"),
+    Column(key="flops_per_s", head="speed", shows="flops"),
     Column(key="of_best", head="of the best product", shows="share"),
     Column(key="bytes_per_s", head="bytes/s", shows="bytes"),
 )
@@ -60,7 +60,7 @@ DISPATCH_COLUMNS = (
     Column(key="best_s", head="best", shows="seconds"),
     Column(key="median_s", head="median", shows="seconds"),
     Column(key="tokens_per_s", head="tokens/s", shows="rate"),
-    Column(key="flops_per_s", head="FLOP/s", shows="rate"),
+    Column(key="flops_per_s", head="speed", shows="flops"),
     Column(key="bytes_per_s", head="bytes/s", shows="bytes"),
 )
 DISPATCH_CHARTS = (Chart(title="Time of a micro-batch", values=("best_s",)),)

@@ -5,7 +5,7 @@ from pathlib import Path
 from ascend_moe_train.bench.result import Column, Result, Row, machine, now, read_result, shown
 from ascend_moe_train.errors import MetricsError
 
-NUMBERS = ("bytes", "seconds", "count", "rate", "ratio", "share", "number")
+NUMBERS = ("bytes", "seconds", "count", "rate", "flops", "ratio", "share", "number")
 COLUMNS = (
     Column(key="name", head="row"),
     Column(key="figure", head="figure"),

@@ -15,13 +15,13 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from ascend_moe_train.errors import MetricsError
 from ascend_moe_train.train.metrics import first_problem
 from ascend_moe_train.train.run_info import versions
-from ascend_moe_train.units import UNKNOWN, format_bytes, format_count, format_seconds, format_share
+from ascend_moe_train.units import UNKNOWN, format_bytes, format_count, format_flops_per_s, format_seconds, format_share
 
 FORMAT = 1
 MAX_BYTES = 2**24
 _ROOT = Path(__file__).parents[2]
 
-Shows = Literal["text", "bytes", "seconds", "count", "rate", "ratio", "share", "number", "error"]
+Shows = Literal["text", "bytes", "seconds", "count", "rate", "flops", "ratio", "share", "number", "error"]
 Figure = str | float | None
 Row = dict[str, Figure]
 
@@ -100,6 +100,7 @@ def shown(value: Figure, shows: Shows) -> str:
         "seconds": format_seconds,
         "count": lambda number: f"{number:,.0f}",
         "rate": format_count,
+        "flops": format_flops_per_s,
         "ratio": lambda number: f"{number:.2f}",
         "share": format_share,
     }

@@ -92,7 +92,7 @@ def step_result(config: RunConfig, found: Measured, asked: Asked, command: str) 
     rows = [
         _row("step", found.step_s, "seconds", other.get("step")),
         _row("tokens/s", tokens_per_s, "count", other.get("tokens/s")),
-        _row("model FLOP/s", flops_per_s, "rate", None),
+        _row("model FLOP/s", flops_per_s, "flops", None),
         _row("MFU", flops_per_s / (peak * asked.ranks) if peak else None, "share", other.get("MFU")),
         _row("communication", found.comm_s, "seconds", None),
         _row("exposed", found.exposed_s, "seconds", other.get("exposed")),
