@@ -7,7 +7,18 @@ import argparse
 import subprocess
 import sys
 
-NAMES = ("step_speed", "convert", "collectives", "ranks", "pipeline", "recompute", "overlap", "plan_speed", "onebit")
+NAMES = (
+    "step_speed",
+    "convert",
+    "collectives",
+    "ranks",
+    "pipeline",
+    "recompute",
+    "overlap",
+    "plan_speed",
+    "onebit",
+    "preflight",
+)
 
 
 def main() -> None:

@@ -166,7 +166,7 @@ def parsed(text: str) -> Any:
         return None
 
 
-def command(*words: str, timeout_s: float = 10, most_bytes: int = 65_536) -> Request:
+def command(*words: str, timeout_s: float = 10, most_bytes: int = 16_384) -> Request:
     """A program to run, by its words."""
     return {"kind": "command", "words": list(words), "timeout_s": timeout_s, "most_bytes": most_bytes}
 

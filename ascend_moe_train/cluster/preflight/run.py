@@ -34,7 +34,7 @@ CHECKS: tuple[Check, ...] = (
 )
 PROBE_S = 40.0
 ANSWER_S = PROBE_S + 10.0
-MOST_REPLY_BYTES = 4 * 2**20
+MOST_REPLY_BYTES = 2**18
 NUM_CLOCKS = 3
 DEFAULT_LIMITS = Limits(connect_s=5.0)
 _TIME = re.compile(rb"([0-9]{9,11})\.([0-9]{9})\s*", re.ASCII)
