@@ -42,6 +42,8 @@ CHECKPOINT_BYTES = 12
 @click.option("--timeout", type=click.FloatRange(0.1, 600), default=5.0, show_default=True, help="Seconds to connect.")
 @click.option("--html", "page_path", type=click.Path(path_type=Path), help="Also write a page to this file.")
 @click.option("--rank-table", type=click.Path(path_type=Path), help="Also write HCCL's rank table to this file.")
+@click.option("--links", is_flag=True, help="Also measure the links between hosts, over TCP.")
+@click.option("--hardware-out", type=click.Path(path_type=Path), help="With --links: a hardware file for amt plan.")
 @click.option("--fix", is_flag=True, help="Print the commands that would help; nothing is run.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def command(run_yaml: Path | None, overrides: tuple[str, ...], **options: Any) -> int:
@@ -52,11 +54,12 @@ def command(run_yaml: Path | None, overrides: tuple[str, ...], **options: Any) -
     import asyncio
     from dataclasses import replace
 
+    from ascend_moe_train.cluster.preflight.links import hardware_text
     from ascend_moe_train.cluster.preflight.report import as_json, page
     from ascend_moe_train.cluster.preflight.run import DEFAULT_LIMITS, ask_all, judge_all
     from ascend_moe_train.cluster.rank_table import rank_table
 
-    for path in filter(None, [options["page_path"], options["rank_table"]]):
+    for path in filter(None, [options["page_path"], options["rank_table"], options["hardware_out"]]):
         check_out(path)
     hosts = hosts_of(options["hostfile"], options["hosts_from"], options["slots"])
     job = _job(hosts, run_yaml, overrides, options)
@@ -68,6 +71,8 @@ def command(run_yaml: Path | None, overrides: tuple[str, ...], **options: Any) -
         _show(verdict, with_fixes=options["fix"])
     if options["page_path"] is not None:
         write_out(options["page_path"], page(verdict))
+    if options["hardware_out"] is not None:
+        write_out(options["hardware_out"], hardware_text(verdict.seen))
     if options["rank_table"] is not None:
         write_out(options["rank_table"], json.dumps(rank_table(verdict.seen), indent=1) + "\n")
     return EXIT_FOUND if verdict.findings else 0
@@ -110,6 +115,7 @@ def _job(hosts: "Hosts", run_yaml: Path | None, overrides: tuple[str, ...], opti
         mtu_bytes=options["mtu"],
         most_offset_s=options["max_offset"],
         ssh=options["ssh"],
+        measures_links=options["links"],
     )
 
 
@@ -122,6 +128,7 @@ def _show(verdict: "Verdict", *, with_fixes: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from ascend_moe_train.cluster.preflight.links import link_lines
     from ascend_moe_train.cluster.preflight.report import MARKS, counted, finding_lines, fix_lines, headline, matrix
 
     names, rows = matrix(verdict)
@@ -133,7 +140,7 @@ def _show(verdict: "Verdict", *, with_fixes: bool) -> None:
         marks = [f"[{styles[each.status]}]{MARKS[each.status]}[/]" if each else "" for each in outcomes]
         table.add_row(check.name, counted(verdict, check), *marks)
     Console().print(table)
-    lines = ["", headline(verdict), *finding_lines(verdict)]
+    lines = ["", headline(verdict), *finding_lines(verdict), *link_lines(verdict.seen.links)]
     if with_fixes:
         lines += ["", *fix_lines(verdict)]
     click.echo("\n".join(lines))

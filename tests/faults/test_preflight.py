@@ -109,6 +109,15 @@ def test_a_fault_is_found_where_it_is_and_nothing_else(lab: Lab, fault: Fault) -
     assert fault.remedy in (outcome.remedy or check.remedy)
 
 
+def test_links_are_measured(lab: Lab) -> None:
+    verdict = preflight(lab, measures_links=True)
+    names = [host.name for host in lab.hosts]
+    assert {(each.sender, each.receiver) for each in verdict.seen.links} == {
+        (a, b) for a in names for b in names if a != b
+    }
+    assert len(verdict.outcomes["links"]) == NUM_HOSTS
+
+
 def test_the_lab_leaves_this_machine_as_it_is(lab: Lab) -> None:
     host: LabHost = lab.hosts[0]
     assert host.space.run("cat /etc/hccn.conf").startswith("address_0=")

@@ -3,8 +3,10 @@
 import ast
 import json
 import shlex
+import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,11 @@ from ascend_moe_train.cli import main as cli
 from ascend_moe_train.cluster.hostfile import parse_hostfile
 from ascend_moe_train.cluster.preflight import probe
 from ascend_moe_train.cluster.preflight.checks_host import CHECKS as HOST_CHECKS
+from ascend_moe_train.cluster.preflight.links import MOST_ROUNDS, hardware_text, link_lines, rounds_of
 from ascend_moe_train.cluster.preflight.model import (
     Answers,
     Job,
+    Link,
     Reading,
     Seen,
     blamed,
@@ -39,6 +43,7 @@ from ascend_moe_train.cluster.preflight.self_report import code_digest, self_rep
 from ascend_moe_train.cluster.rank_table import rank_table
 from ascend_moe_train.cluster.remote import RemoteError
 from ascend_moe_train.errors import ConfigError
+from ascend_moe_train.planner.hardware import catalogue
 from tests.lab import npu_smi, tls
 
 HOSTILE = "\x1b[2J$(reboot)`id`; rm -rf / <script>alert(1)</script> {{style}} [bold]\u202e\x00 " + "x" * 500
@@ -240,6 +245,53 @@ def test_a_rank_table_is_written() -> None:
         rank_table(seen([readings[0], {}]))
     with pytest.raises(ConfigError, match=r"has the address 192\.168\.0\.0, as NPU 0 of n0 does"):
         rank_table(seen([readings[0], readings[0]]))
+
+
+@pytest.mark.parametrize("num_hosts", [2, 3, 4, 7, 8])
+def test_all_pairs_meet_in_disjoint_rounds(num_hosts: int) -> None:
+    rounds = list(rounds_of(num_hosts))
+    for pairs in rounds:
+        busy = [index for pair in pairs for index in pair]
+        assert len(set(busy)) == len(busy)
+    met = [pair for pairs in rounds for pair in pairs]
+    assert sorted(met) == sorted((a, b) for a in range(num_hosts) for b in range(num_hosts) if a != b)
+    assert len(list(rounds_of(1000))) == MOST_ROUNDS
+
+
+@pytest.mark.parametrize("num_hosts", [3, 4])
+def test_the_host_with_slow_links_is_named(num_hosts: int, tmp_path: Path) -> None:
+    said = seen([{"npu-smi": reading("", None, "not found")}] * num_hosts, measures_links=True)
+    names = [each.host.name for each in said.answers]
+    links = tuple(
+        Link(sender=a, receiver=b, bytes_per_s=1e8 if "n2" in (a, b) else 1e9, latency_s=5e-5)
+        for a in names
+        for b in names
+        if a != b
+    )
+    said = replace(said, links=links)
+    check = judge_all(said).outcomes["links"]
+    assert [each.status for each in check] == ["ok", "ok", "failed", "ok"][:num_hosts]
+    assert "100 MB/s, half of the hosts have 1.00 GB/s or more" in check[2].found
+    assert next(link_lines(links)).startswith(f"links: {len(links)} measured")
+    file = tmp_path / "hardware.yaml"
+    file.write_text(hardware_text(said))
+    device = catalogue(file)["hosts"]
+    assert device.devices_per_node == 2
+    assert device.across.latency_s == 5e-5
+    with pytest.raises(ConfigError, match="NPUs have links of their own"):
+        hardware_text(replace(said, job=replace(said.job, device="ascend")))
+    with pytest.raises(ConfigError, match="no link was measured"):
+        hardware_text(replace(said, links=()))
+
+
+def test_two_probes_measure_their_link() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"address": "127.0.0.1", "port": port, "timeout_s": 8, "pings": 5}
+    both = probed({"a": {"kind": "listen", **shared}, "b": {"kind": "send", "send_s": 0.05, **shared}})
+    assert json.loads(both["a"].out)["bytes_per_s"] > 0
+    assert json.loads(both["b"].out)["latency_s"] > 0
 
 
 def probed(requests: dict[str, object], deadline_s: float = 20) -> dict[str, Reading]:

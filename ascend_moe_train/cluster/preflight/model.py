@@ -40,6 +40,7 @@ class Job:
     mtu_bytes: int = 9000
     most_offset_s: float = 0.5
     ssh: Literal["none", "first", "all"] = "none"
+    measures_links: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,12 +104,23 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Link:
+    """What one host sends to another: bytes a second, and seconds of the shortest message one way."""
+
+    sender: str
+    receiver: str
+    bytes_per_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Seen:
     """All that was said, in the order of the hosts: by those that could be asked, and why others could not."""
 
     job: Job
     answers: tuple[Answers, ...]
     errors: tuple[RemoteError, ...]
+    links: tuple[Link, ...] = ()
 
     @cached_property
     def places(self) -> Mapping[str, int]:

@@ -175,6 +175,55 @@ def connect(request: dict[str, Any]) -> dict[str, Any]:
     return reply("open", 0)
 
 
+def listen(request: dict[str, Any]) -> dict[str, Any]:
+    """Takes one connection: answers so many single bytes, then takes in what comes to its end."""
+    family = socket.AF_INET6 if ":" in request["address"] else socket.AF_INET
+    with socket.socket(family) as opened:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        opened.settimeout(request["timeout_s"])
+        opened.bind(("", request["port"]))
+        opened.listen(1)
+        peer, _ = opened.accept()
+    with peer:
+        peer.settimeout(request["timeout_s"])
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(request["pings"]):
+            peer.sendall(peer.recv(1))
+        size = 0
+        start_s = time.monotonic()
+        for part in iter(lambda: peer.recv(BLOCK_BYTES), b""):
+            size += len(part)
+        return reply(json.dumps({"bytes_per_s": size / max(time.monotonic() - start_s, 1e-9)}), 0)
+
+
+def send(request: dict[str, Any]) -> dict[str, Any]:
+    """The other side of `listen`: the quickest way of a byte there and back, then as much as goes in `send_s`."""
+    end_s = time.monotonic() + request["timeout_s"]
+    while True:
+        try:
+            peer = socket.create_connection((request["address"], request["port"]), 1)
+            break
+        except OSError:  # it may not listen yet
+            if time.monotonic() > end_s:
+                raise
+            time.sleep(0.02)
+    with peer:
+        peer.settimeout(request["timeout_s"])
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        times = []
+        for _ in range(request["pings"]):
+            start_s = time.monotonic()
+            peer.sendall(b"x")
+            if not peer.recv(1):
+                raise OSError("the other side ended")
+            times.append(time.monotonic() - start_s)
+        block = bytes(BLOCK_BYTES)
+        end_s = time.monotonic() + request["send_s"]
+        while time.monotonic() < end_s:
+            peer.sendall(block)
+    return reply(json.dumps({"latency_s": min(times) / 2}), 0)
+
+
 def disk(request: dict[str, Any]) -> dict[str, Any]:
     """Room on the disk of a folder, or of the nearest above it that is there, and how fast it takes a file."""
     path = Path(request["path"])
@@ -206,6 +255,8 @@ KINDS = {
     "ports": ports,
     "names": names,
     "connect": connect,
+    "listen": listen,
+    "send": send,
     "disk": disk,
 }
 

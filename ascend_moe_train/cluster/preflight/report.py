@@ -72,6 +72,7 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
         "hosts": [asdict(host) for host in job.hosts],
         "has_npus": verdict.seen.has_npus,
         "passed": not verdict.findings,
+        "links": [asdict(each) for each in verdict.seen.links],
         "findings": [
             {
                 "host": each.host,

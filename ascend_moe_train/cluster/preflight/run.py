@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ascend_moe_train.cluster.hostfile import Host
-from ascend_moe_train.cluster.preflight import checks_host, checks_network, checks_npu, checks_software
+from ascend_moe_train.cluster.preflight import checks_host, checks_network, checks_npu, checks_software, links
 from ascend_moe_train.cluster.preflight.model import (
     Answers,
     Check,
     Job,
+    Link,
     Outcome,
     Reading,
     Request,
@@ -57,7 +58,7 @@ class Verdict:
     @property
     def checks(self) -> list[Check]:
         """Those that apply to this cluster."""
-        return [check for check in CHECKS if check.name in self.outcomes]
+        return [check for check in (*CHECKS, links.CHECK) if check.name in self.outcomes]
 
 
 async def ask_all(job: Job, limits: Limits = DEFAULT_LIMITS, progress: Progress = lambda done, of: None) -> Seen:
@@ -85,13 +86,37 @@ async def ask_all(job: Job, limits: Limits = DEFAULT_LIMITS, progress: Progress 
             answers, readings={**answers.readings, **await _probe(session, source, _of_pairs(seen, answers))}
         )
 
-    return _sorted(job, await on_each([each.host for each in seen.answers], second, limits), seen.errors)
+    seen = _sorted(job, await on_each([each.host for each in seen.answers], second, limits), seen.errors)
+    return await _with_links(seen, source, limits) if job.measures_links and len(seen.answers) > 1 else seen
 
 
 def judge_all(seen: Seen) -> Verdict:
     """Judges by every check that applies."""
     checks = [check for check in CHECKS if seen.has_npus or not check.npus_only]
+    if seen.job.measures_links:
+        checks.append(links.CHECK)
     return Verdict(seen=seen, outcomes={check.name: tuple(check.judge(seen)) for check in checks})
+
+
+async def _with_links(seen: Seen, source: bytes, limits: Limits) -> Seen:
+    """With the links of all rounds, each round after the other; both hosts of a pair have to be connected at once."""
+    found: list[Link] = []
+    for pairs in links.rounds_of(len(seen.answers)):
+        requests = links.requests_of(seen, pairs)
+
+        async def measure(session: Session, requests: Mapping[str, Request] = requests) -> tuple[str, Reading]:
+            name = session.host.name
+            return name, (await _probe(session, source, {"link": requests[name]}))["link"]
+
+        hosts = [seen.answers[index].host for pair in pairs for index in pair]
+        most = max(2, limits.sessions_now // 2 * 2)
+        for start in range(0, len(hosts), most):
+            answered = await on_each(hosts[start : start + most], measure, limits)
+            readings = dict(each for each in answered if not isinstance(each, RemoteError))
+            for sender, receiver in pairs[start // 2 : (start + most) // 2]:
+                link = links.link_of(seen.answers[sender], seen.answers[receiver], readings)
+                found += [link] if link is not None else []
+    return replace(seen, links=tuple(found))
 
 
 def _of_pairs(seen: Seen, answers: Answers) -> dict[str, Request]:
