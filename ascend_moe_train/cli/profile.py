@@ -12,6 +12,8 @@ from ascend_moe_train.errors import ConfigError
 
 if TYPE_CHECKING:
     from ascend_moe_train.profile.analysis import Analysis
+    from ascend_moe_train.profile.load import Capture
+    from ascend_moe_train.profile.terms import Prediction
     from ascend_moe_train.profile.thresholds import Threshold
 
 EXIT_FAILED = 1
@@ -26,32 +28,71 @@ def command() -> None:
 
 @command.command("show")
 @FOLDER
+@click.option("--run", "run_yaml", type=click.Path(path_type=Path), help="The profiled run: what was predicted.")
+@click.option("--cluster", help="With --run, how many of which device it ran on, such as 64x910B.")
+@click.option("--hardware", type=click.Path(path_type=Path), help="Devices of your own, in YAML.")
 @click.option("--html", "page_path", type=click.Path(path_type=Path), help="Write a page with tables and drawings.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Write all ranks on one time line, as a Chrome trace.")
 @NO_CACHE
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with formula and source of every figure.")
-def show(folder: Path, page_path: Path | None, trace: Path | None, no_cache: bool, as_json: bool) -> None:
+def show(
+    folder: Path,
+    run_yaml: Path | None,
+    cluster: str | None,
+    hardware: Path | None,
+    page_path: Path | None,
+    trace: Path | None,
+    no_cache: bool,
+    as_json: bool,
+) -> None:
     """What is wrong with the step in FOLDER, in figures, and what to do, by estimated gain."""
     for path in (page_path, trace):
         if path is not None:
             check_out(path)
-    analysis = _analysed(folder, no_cache)
+    if (run_yaml is None) != (cluster is None):
+        raise ConfigError("--run and --cluster go together: --run run.yaml --cluster 64x910B")
+    analysis, prediction = _analysed(folder, no_cache), None
+    if run_yaml is not None and cluster is not None:
+        analysis, prediction = _predicted(analysis.capture, run_yaml, cluster, hardware)
     if page_path is not None:
         from ascend_moe_train.profile.page import page
 
-        write_out(page_path, page(analysis))
+        write_out(page_path, page(analysis, prediction))
     if trace is not None:
         from ascend_moe_train.profile.merged_trace import merged_trace
 
         write_out(trace, json.dumps(merged_trace(analysis)))
     if as_json:
+        from dataclasses import asdict
+
         from ascend_moe_train.profile.analysis import as_json as shown
 
-        click.echo(json.dumps(shown(analysis), indent=2))
+        more = {} if prediction is None else {"predicted": asdict(prediction)}
+        click.echo(json.dumps({**shown(analysis), **more}, indent=2))
         return
     from ascend_moe_train.profile.screen import console, screen
 
-    console().print(screen(analysis))
+    console().print(screen(analysis, prediction))
+
+
+def _predicted(
+    capture: "Capture", run_yaml: Path, cluster: str, hardware: Path | None
+) -> "tuple[Analysis, Prediction]":
+    """The analysis with what the run file knows of ranks, and with the planner's advice among the other."""
+    from dataclasses import replace
+
+    from ascend_moe_train.cli.config import whole_run
+    from ascend_moe_train.planner.hardware import catalogue, parse_cluster
+    from ascend_moe_train.profile.analysis import analyse
+    from ascend_moe_train.profile.predicted import known_layout, predict
+
+    run, devices = whole_run(run_yaml, ()), parse_cluster(cluster, catalogue(hardware))
+    analysis = analyse(capture, known=known_layout(run, devices))
+    prediction = predict(run, devices, analysis)
+    if prediction.advice is None:
+        return analysis, prediction
+    advice = sorted([*analysis.advice, prediction.advice], key=lambda each: -each.gain_ms)
+    return replace(analysis, advice=tuple(advice)), prediction
 
 
 @command.command("compare")
@@ -61,13 +102,14 @@ def show(folder: Path, page_path: Path | None, trace: Path | None, no_cache: boo
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def compare(before: Path, after: Path, no_cache: bool, as_json: bool) -> None:
     """Two captures beside each other: the step, collectives, operators by count and by shape."""
-    from ascend_moe_train.profile.compare import as_json as shown
+    from dataclasses import asdict
+
     from ascend_moe_train.profile.compare import compare as compared
     from ascend_moe_train.profile.compare import comparison_screen
 
     found = compared(_analysed(before, no_cache), _analysed(after, no_cache))
     if as_json:
-        click.echo(json.dumps(shown(found), indent=2))
+        click.echo(json.dumps(asdict(found), indent=2))
         return
     from ascend_moe_train.profile.screen import console
 

@@ -1,6 +1,6 @@
 """A capture with everything that is said of it. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from ascend_moe_train.profile.across import (
     stragglers,
 )
 from ascend_moe_train.profile.advice import Advice, Evidence, advise
-from ascend_moe_train.profile.layout import Layout, layout_of
+from ascend_moe_train.profile.layout import Known, Layout, layout_of
 from ascend_moe_train.profile.load import Capture
 from ascend_moe_train.profile.matched import Matching, match
 from ascend_moe_train.profile.metrics import Figure, figures
@@ -67,12 +67,10 @@ class Analysis:
         return next((each.value for each in self.figures if each.name == name and each.rank == rank), None)
 
 
-def analyse(
-    capture: Capture, thresholds: Sequence[Threshold] = DEFAULTS, stages: Mapping[int, int] | None = None
-) -> Analysis:
-    """All figures of a capture, what ranks say together, and what to do. `stages` by rank, where they are known."""
+def analyse(capture: Capture, thresholds: Sequence[Threshold] = DEFAULTS, known: Known | None = None) -> Analysis:
+    """All figures of a capture, what ranks say together, and what to do. `known` is what a run file says."""
     ranks = capture.ranks
-    layout = layout_of(ranks, stages)
+    layout = layout_of(ranks, known)
     matching = match(ranks, layout.stages)
     all_figures = tuple(each for rank in ranks for each in figures(rank))
     found_stages = tuple(stages_of(ranks, layout, matching))

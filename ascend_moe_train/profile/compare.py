@@ -1,9 +1,8 @@
 """Two captures beside each other: the step, its parts, collectives and operators by count and shape. Pure."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import mean
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
@@ -58,11 +57,6 @@ def compare(before: Analysis, after: Analysis) -> Comparison:
         shapes=tuple(_largest(_operators(before, _shape), _operators(after, _shape))),
         noise=_noise(before, after),
     )
-
-
-def as_json(found: Comparison) -> dict[str, Any]:
-    """As plain values."""
-    return asdict(found)
 
 
 def _parts(before: Analysis, after: Analysis) -> Iterator[Row]:

@@ -9,6 +9,14 @@ from ascend_moe_train.profile.tables import GroupInfo, Rank
 
 
 @dataclass(frozen=True, kw_only=True)
+class Known:
+    """What a run file says: stages by rank, and what the group of so many ranks is for."""
+
+    stages: Mapping[int, int]
+    groups: Mapping[frozenset[int], str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Layout:
     """`stages` by rank, empty where it is not known; `kinds` and `names` of groups by their number; `sizes` as the
     framework wrote them."""
@@ -32,20 +40,23 @@ class Layout:
         return len(set(self.stages.values())) or 1
 
 
-def layout_of(ranks: Sequence[Rank], stages: Mapping[int, int] | None = None) -> Layout:
-    """From the metadata of all ranks; what a group without a name is for, from its operators. `stages` overrides."""
+def layout_of(ranks: Sequence[Rank], known: Known | None = None) -> Layout:
+    """From the metadata of all ranks; what a group without a name is for, from a run file, else from its operators."""
     groups = {number: info for rank in ranks for number, info in rank.groups.items()}
     seen: dict[str, set[str]] = defaultdict(set)
+    members: dict[str, set[int]] = defaultdict(set)
     for rank in ranks:
         for each in rank.collectives:
             seen[each.group].add(each.kind)
+            members[each.group].add(rank.rank)
     kinds = {}
     for number in {*groups, *seen}:
         named = kind_of(groups[number].name) if number in groups else None
-        kinds[number] = named or kind_of_pattern(frozenset(seen[number]))
+        by_ranks = known.groups.get(frozenset(members[number])) if known is not None else None
+        kinds[number] = named or by_ranks or kind_of_pattern(frozenset(seen[number]))
     sizes = next((rank.sizes for rank in ranks if rank.sizes), {})
-    if stages is not None:
-        return Layout(stages=stages, kinds=kinds, groups=groups, sizes=sizes, source="the run file")
+    if known is not None:
+        return Layout(stages=known.stages, kinds=kinds, groups=groups, sizes=sizes, source="the run file")
     found, source = _stages(ranks, groups, kinds, sizes)
     return Layout(stages=found, kinds=kinds, groups=groups, sizes=sizes, source=source)
 

@@ -9,19 +9,20 @@ from ascend_moe_train.profile.analysis import Analysis
 from ascend_moe_train.profile.draw import MAX_ROWS, heat, memory_curves, step_bars, timeline
 from ascend_moe_train.profile.operators import Operator
 from ascend_moe_train.profile.tables import Owner
+from ascend_moe_train.profile.terms import Prediction
 from ascend_moe_train.units import UNKNOWN, format_share
 
 MAX_CURVES = 4
 
 
-def page(analysis: Analysis) -> str:
+def page(analysis: Analysis, prediction: Prediction | None = None) -> str:
     """The page as text. All strings may hold anything: they are escaped here."""
     style = _asset("profile.css")
     parts = {
         "title": html.escape(analysis.capture.folder),
         "status": html.escape(_status(analysis)),
         "tiles": _tiles(analysis),
-        "sections": "\n".join(filter(None, _sections(analysis))),
+        "sections": "\n".join(filter(None, _sections(analysis, prediction))),
         "style": style,
         "style_hash": policy_hash(style),
     }
@@ -54,9 +55,13 @@ def _tiles(analysis: Analysis) -> str:
     )
 
 
-def _sections(analysis: Analysis) -> Iterator[str]:
+def _sections(analysis: Analysis, prediction: Prediction | None) -> Iterator[str]:
     ranks = analysis.ranks
     yield card("What to do, by estimated gain", _advice(analysis))
+    if prediction is not None:
+        rows = [[each.name, _ms(each.predicted_ms), _ms(each.measured_ms)] for each in prediction.terms]
+        heads = ["part of the step", "predicted, ms", "measured, ms"]
+        yield card(f"Predicted for {prediction.cluster} beside measured", html_table(heads, rows))
     if any(rank.steps for rank in ranks):
         yield card("Step of each rank", step_bars(ranks) + _more(len(ranks)))
     drawn = timeline(ranks, analysis.matching.offsets_ns, analysis.path, analysis.path_start_ns)

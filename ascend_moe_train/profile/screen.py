@@ -10,6 +10,7 @@ from rich.text import Text
 
 from ascend_moe_train.profile.analysis import Analysis
 from ascend_moe_train.profile.tables import Rank
+from ascend_moe_train.profile.terms import Prediction
 from ascend_moe_train.units import UNKNOWN, format_share
 
 MAX_RANKS = 16
@@ -19,8 +20,8 @@ COLUMNS = 118  # where there is no terminal
 MARKS = {True: "[green]passed[/]", False: "[red]failed[/]", None: "[dim]not collected[/]"}
 
 
-def screen(analysis: Analysis) -> RenderableType:
-    """What is wrong first, then the tables that say so."""
+def screen(analysis: Analysis, prediction: Prediction | None = None) -> RenderableType:
+    """Thresholds, the tables, and last, where a terminal ends, what to do."""
     parts: list[RenderableType] = [Text.from_markup(_title(analysis)), _verdicts(analysis), _ranks(analysis)]
     if analysis.stages:
         parts.append(_stages(analysis))
@@ -28,6 +29,8 @@ def screen(analysis: Analysis) -> RenderableType:
         parts.append(_kinds(analysis))
     if analysis.types:
         parts.append(_operators(analysis))
+    if prediction is not None:
+        parts += [_predicted(prediction), Text.from_markup(_beside(prediction))]
     parts.append(_advice(analysis))
     parts += [Text.from_markup(f"[yellow]note:[/] {escape(words)}") for words in analysis.warnings[:6]]
     return Group(*parts)
@@ -158,6 +161,25 @@ def _operators(analysis: Analysis) -> Table:
             ratio,
         )
     return shown
+
+
+def _predicted(prediction: Prediction) -> Table:
+    shown = table(f"Predicted for {prediction.cluster} beside measured, ms a step", "", "predicted", "measured")
+    for each in prediction.terms:
+        values = (each.predicted_ms, each.measured_ms)
+        shown.add_row(each.name, *(UNKNOWN if value is None else f"{value:.1f}" for value in values))
+    return shown
+
+
+def _beside(prediction: Prediction) -> str:
+    memory = prediction.memory_measured_gb
+    words = [
+        f"MFU {format_share(prediction.mfu_predicted)} predicted, {format_share(prediction.mfu_measured)} measured",
+        f"memory {prediction.memory_predicted_gb:.1f} GB predicted, "
+        + (UNKNOWN if memory is None else f"{memory:.1f} GB measured"),
+        *(f"{escape(name)} {rate:.1f} of {most:.1f} GB/s" for name, rate, most in prediction.rates),
+    ]
+    return "; ".join(words)
 
 
 def _advice(analysis: Analysis) -> Group:

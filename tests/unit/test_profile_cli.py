@@ -50,6 +50,42 @@ def test_json_has_formula_and_source_of_every_figure(folder: Path, capsys: pytes
         assert (figure["missing"] == "") == (figure["value"] is not None)
 
 
+RUN = """\
+run: {dir: runs/x, steps: 600}
+model: {preset: tiny, num_layers: 4}
+data: {train: [{path: corpora/a}], tokenizer: tokenizer.json, seq_len: 64}
+batch: {global_sequences: 32, micro_sequences: 4}
+optim: {lr: 0.001}
+parallel: {pp: 2}
+"""
+
+
+def test_predicted_beside_measured(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run.yaml"
+    run.write_text(RUN)
+    shown = json_of(capsys, "show", str(folder), "--run", str(run), "--cluster", "4xcpu")
+    # stages of the run file: the first two ranks are the first stage, whatever the capture says
+    assert shown["layout"] == {"stages": {"0": 0, "1": 0, "2": 1, "3": 1}, "sizes": {"pp": 2}, "source": "the run file"}
+    terms = {each["name"]: each for each in shown["predicted"]["terms"]}
+    assert terms["step"]["measured_ms"] == pytest.approx(0.090)
+    assert terms["computing, slowest stage"]["measured_ms"] == pytest.approx(0.060)
+    parts = [
+        each["predicted_ms"] for name, each in terms.items() if name != "step" and each["predicted_ms"] is not None
+    ]
+    assert sum(parts) == pytest.approx(terms["step"]["predicted_ms"])
+    predicted = shown["predicted"]
+    assert predicted["mfu_measured"] * 0.090 == pytest.approx(
+        predicted["mfu_predicted"] * terms["step"]["predicted_ms"]
+    )
+    assert main(["profile", "show", str(folder), "--run", str(run), "--cluster", "4xcpu"]) == 0
+    assert "Predicted for 4xcpu beside measured" in capsys.readouterr().out
+
+
+def test_a_run_needs_its_cluster(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", "show", str(folder), "--cluster", "4xcpu"]) == 2
+    assert "--run and --cluster go together" in capsys.readouterr().err
+
+
 def test_the_page_holds_everything_and_loads_nothing(folder: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     (folder / "more").mkdir()
