@@ -215,6 +215,8 @@ class Database:
             yield from self._connection.execute(statement)
         except (sqlite3.Error, OverflowError) as error:
             raise ProfileError(f"{self.path}: {error}") from None
+        except UnicodeDecodeError:  # of names in the schema, or of sqlite's own message about them
+            raise ProfileError(f"{self.path}: is damaged: a name in it is no text") from None
 
 
 @contextmanager
