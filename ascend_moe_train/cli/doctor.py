@@ -84,6 +84,27 @@ def explain(code: str, lang: str, as_json: bool) -> None:
         click.echo("\n".join(explained(code, book, language)))
 
 
+@command.command("watch")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--every", "every_s", default=5.0, show_default=True, help="Seconds between two looks.")
+@click.option("--once", is_flag=True, help="Look once, and end; exit code 1 if there is something to say.")
+@AS_JSON
+def watch(run: Path, every_s: float, once: bool, as_json: bool) -> int:
+    """Warn of stalls and drifts of the run in the folder RUN while it goes on, until Ctrl-C."""
+    from ascend_moe_train.doctor.rule import rule_book
+    from ascend_moe_train.doctor.watch import Watch, watching
+
+    if not 0.1 <= every_s <= 86_400:
+        raise ConfigError(f"--every {every_s:g} is not possible: must be from 0.1 to 86400 seconds")
+    watched = Watch(run_dir=run, book=rule_book())
+    lines = watched.look() if once else watching(watched, every_s)
+    count = 0
+    for line in lines:
+        count += 1
+        click.echo(json.dumps({"warning": line}, ensure_ascii=False) if as_json else line)
+    return EXIT_FAULT if count else 0
+
+
 def _lang(lang: str) -> "Lang":
     from ascend_moe_train.doctor.rule import LANGS
 

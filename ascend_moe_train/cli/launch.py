@@ -1,5 +1,6 @@
 """`amt launch`."""
 
+import contextlib
 import os
 import time
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import click
 from ascend_moe_train.cli.config import OVERRIDES, RUN_FILE, whole_run
 
 if TYPE_CHECKING:
-    from ascend_moe_train.cluster.restarts import Restarts
+    from ascend_moe_train.cluster.restarts import Restarts, Started
     from ascend_moe_train.cluster.variables import Starter
     from ascend_moe_train.cluster.verdict import Deadlines
     from ascend_moe_train.config import RunConfig
@@ -86,11 +87,27 @@ def train(asked: Asked, run_yaml: Path, overrides: tuple[str, ...], as_json: boo
     table = LiveView(total_steps=config.run.steps, log_every=config.run.log_every)
     with JsonView() if as_json else table as view:
         outcome = run_with_restarts(
-            start, ViewScreen(view), _restarts(asked, config), lambda: max(steps(run_dir / CHECKPOINTS), default=None)
+            start,
+            ViewScreen(view),
+            _restarts(asked, config),
+            lambda: max(steps(run_dir / CHECKPOINTS), default=None),
+            lambda started, message: _doctored(started, message, run_dir),
         )
     if outcome.message is not None:
         click.echo(outcome.message, err=True)
     return outcome.exit_code
+
+
+def _doctored(job: "Started", message: str, run_dir: Path) -> str | None:
+    """The doctor's verdict on a failure, kept with the logs, in one line; None where it has nothing to add."""
+    from ascend_moe_train.doctor.keep import kept_verdict
+
+    if job.log_folder is None or "\n" not in message:
+        return None
+    # a failure is told already: whatever goes wrong here must not take its place
+    with contextlib.suppress(Exception):
+        return kept_verdict(run_dir, job.log_folder, job.run_id, message)
+    return None
 
 
 class ViewScreen:

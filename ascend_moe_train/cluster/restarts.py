@@ -46,11 +46,13 @@ def run_with_restarts(
     screen: Screen,
     restarts: Restarts,
     checkpoint_step: Callable[[], int | None],
+    doctored: Callable[[Started, str], str | None] = lambda started, message: None,
 ) -> Outcome:
     """Runs what `start` makes (told of the failure before, if any) until it ends well, or as asked, or by a user's
     mistake, or has failed once more than it may. Evidence of each failure is kept beside its logs.
 
     `checkpoint_step` is the step of the newest checkpoint, None without one: a restart counts until there is a newer.
+    `doctored` is told of a start that failed, with its message, and says what more there is to say.
     Raises as `start` and `run` do.
     """
     failed: Failed | None = None
@@ -62,7 +64,8 @@ def run_with_restarts(
         if failed is None:
             return outcome
         step = checkpoint_step()
-        outcome = replace(outcome, message="\n".join(filter(None, [outcome.message, _kept(started, failed, step)])))
+        lines = [outcome.message, _kept(started, failed, step), doctored(started, outcome.message or "")]
+        outcome = replace(outcome, message="\n".join(filter(None, lines)))
         if failed.exit_code == EXIT_USER_ERROR or restarts.at_most == 0:
             return outcome
         if step is not None and step > (-1 if known is None else known):

@@ -70,7 +70,8 @@ class Event:
 @dataclass(kw_only=True, slots=True)
 class Scanned:
     """What one source holds. `ranks` are those its lines claim for themselves; `steps` are (step, moment) near its end;
-    `counts` how often each rule matched; `is_cut` whether its last line has no end."""
+    `counts` how often each rule matched; `is_cut` whether its last line has no end; `start` names the start of the run
+    that it ends with."""
 
     name: str
     actor: Actor
@@ -85,6 +86,7 @@ class Scanned:
     num_lines: int = 0
     num_bytes: int = 0
     is_cut: bool = False
+    start: str = ""
     problem: str | None = None
 
 

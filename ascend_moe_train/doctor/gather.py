@@ -18,7 +18,12 @@ _OWN_RANK = ("f-setup", "f-setup-device", "f-entry-init", "f-this-node", "f-rank
 
 
 def gather(sources: Sequence[Scanned]) -> Evidence:
-    """Everything on one clock, each event with its rank where that can be told."""
+    """Everything on one clock, each event with its rank where that can be told.
+
+    Where sources name the start of the run that they end with, those of older starts are left out.
+    """
+    newest = max((source.start for source in sources), default="")
+    sources = [source for source in sources if source.start in ("", newest)]
     offsets_s = _offsets(sources)
     hosts = {source.actor.host for source in sources}
     ranks_of = {source.name: _rank_of(source, len(hosts) == 1) for source in sources}

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 MIN_LITERAL = 4  # shorter text is everywhere in a log
 MAX_CAPTURE = 200
 GAP = "..."
+NUMBERS = frozenset({"rank", "local", "size", "pid", "step", "index"})  # names that stand for whole numbers only
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,8 @@ class Pattern:
     def find(self, line: str) -> dict[str, str] | None:
         """What the names stand for in a line that matches; None for one that does not.
 
-        A name at the end stands for one word. What is longer than MAX_CAPTURE characters does not match.
+        A name at the end stands for one word. What is longer than MAX_CAPTURE characters does not match, nor do words
+        where a number has to be.
         """
         found: dict[str, str] = {}
         at = 0
@@ -45,7 +47,7 @@ class Pattern:
         if self.last is not None and self.last != GAP:
             words = line[at : at + MAX_CAPTURE].split(maxsplit=1)
             found[self.last] = words[0].strip("[](){},;:'\"").rstrip(".") if words else ""
-        return found
+        return found if all(found[name].isdecimal() for name in NUMBERS & found.keys()) else None
 
 
 def parsed(text: str) -> Pattern:

@@ -22,6 +22,7 @@ MAX_UNPACKED_BYTES = 64 * 2**30  # of one packed file
 MAX_WIDE_BYTES = 256 * 2**20  # of UTF-16, which is read whole
 BLOCK_BYTES = 4 * 2**20
 METRICS_NAME = "metrics.jsonl"
+VERDICT_NAME = "doctor.json"
 
 _NO_LOGS = frozenset(
     {
@@ -92,9 +93,14 @@ def _in_folder(folder: Path) -> list[Source]:
             mode = path.lstat().st_mode
             if stat.S_ISDIR(mode) and depth < MAX_DEPTH:
                 waiting.append((path, depth + 1))
-            elif stat.S_ISREG(mode) and path.suffix.lower() not in _NO_LOGS and path.name != METRICS_NAME:
+            elif stat.S_ISREG(mode) and _is_log(path):
                 found.append(_source(path, str(path.relative_to(folder))))
     return sorted(found, key=lambda source: source.name)
+
+
+def _is_log(path: Path) -> bool:
+    """Whether its name may be that of a log; figures of steps and our own verdicts are none."""
+    return path.suffix.lower() not in _NO_LOGS and path.name not in (METRICS_NAME, VERDICT_NAME)
 
 
 def _source(path: Path, name: str) -> Source:

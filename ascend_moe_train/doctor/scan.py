@@ -31,7 +31,7 @@ _FIELD = re.compile(
     r"(?i)(?:\b|_)(lm loss|load_balancing_loss|aux[_ ]loss|loss[_ ]scale|loss|grad[_ ]norm|global[_ ]norm"
     r"|learning rate|lr|per_step_time|elapsed time per iteration \(ms\)|step|iteration"
     r"|number of skipped iterations|number of nan iterations"
-    r"|param[_ ]?hash|checksum)\b\W{1,4}([-+]?(?:\d[\d.]{0,30}(?:e[-+]?\d{1,4})?|nan|inf))"
+    r"|param[_ ]?hash|checksum)\b\W{1,16}([-+]?(?:\d[\d.]{0,30}(?:e[-+]?\d{1,4})?|nan|inf))"
 )
 _NAMES = {
     "lm loss": "loss",
@@ -141,6 +141,7 @@ class _Scanner:
             self.found.losses.clear()
             self._last_events.clear()
             counts.clear()
+            self.found.start = event.values.get("id", "")
             return
         counts[rule.id] = counts.get(rule.id, 0) + 1
         most = MAX_FACTS if rule.role == "fact" else MAX_EVENTS

@@ -181,3 +181,17 @@ def test_stacks_are_read_from_outside(tmp_path: Path, monkeypatch: pytest.Monkey
     program.write_text('#!/bin/sh\necho "$@"\n')
     program.chmod(0o755)
     assert dump_stacks(views(1)) == {0: "dump --nonblocking --pid 7\n"}
+
+
+def test_each_failure_is_shown_to_who_asks() -> None:
+    told: list[str] = []
+
+    def doctored(started: object, message: str) -> str:
+        told.append(message)
+        return f"verdict {len(told)}"
+
+    left = [Outcome(exit_code=0), failure(), failure()]
+    lines = Lines()
+    outcome = run_with_restarts(lambda failed: Start(left.pop(), lambda: None), lines, NO_PAUSE, lambda: None, doctored)
+    assert outcome.exit_code == 0 and told == ["error: rank 2 was killed"] * 2
+    assert [line for line in lines.said if line.startswith("verdict")] == ["verdict 1", "verdict 2"]
