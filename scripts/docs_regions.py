@@ -14,11 +14,10 @@ A region is an indented block between two comments, which no reader sees:
     <!-- end of run -->
 
 All commands of a page run one after the other in one folder that has the page's files and copies of examples/ and
-docs/. They are `amt` and `python`, without a shell, and may be piped into grep, head or tail. `<!-- run: exit 2 -->`
-marks one that is refused. `...` on a page stands for whatever varies, in a line or as a line for several; an output
-that agrees with what is there is left alone. Regions that are `slow` run with --slow only. `<!-- table:
-benchmarks/x.md -->`
-holds the table of that page, and what it was measured on.
+docs/. They are `amt` and `python`, without a shell, and may be piped into grep, head and tail. `<!-- run: exit 2 -->`
+is for one that is refused. `...` on a page stands for whatever varies, in a line or as a line for several; an output
+that agrees with what is there is left alone. Regions that are `slow` run with --slow only.
+`<!-- table: benchmarks/x.md -->` holds the table of that page, and what it was measured on.
 
 tests/unit/test_docs_regions.py compares, `make docs-regions` rewrites.
 """
