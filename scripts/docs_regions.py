@@ -106,6 +106,7 @@ def outputs(todo: tuple[Step, ...]) -> tuple[str, ...]:
         printed = []
         for step in todo:
             if step.file:
+                (folder / step.file).parent.mkdir(parents=True, exist_ok=True)
                 (folder / step.file).write_text(step.text, encoding="utf-8")
             printed.append(_printed(step, folder) if step.command else "")
         return tuple(printed)
