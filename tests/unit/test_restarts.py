@@ -193,5 +193,5 @@ def test_each_failure_is_shown_to_who_asks() -> None:
     left = [Outcome(exit_code=0), failure(), failure()]
     lines = Lines()
     outcome = run_with_restarts(lambda failed: Start(left.pop(), lambda: None), lines, NO_PAUSE, lambda: None, doctored)
-    assert outcome.exit_code == 0 and told == ["error: rank 2 was killed"] * 2
+    assert outcome.exit_code == 0 and told == [failure().message] * 2
     assert [line for line in lines.said if line.startswith("verdict")] == ["verdict 1", "verdict 2"]
