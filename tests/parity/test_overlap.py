@@ -58,7 +58,7 @@ def check(case: Case, plain: list[dict[str, Any]], overlapped: list[dict[str, An
 def test_gradients_are_summed_during_the_backward_pass_with_the_same_bits() -> None:
     [(plain, overlapped)] = both([FAST])
     check(FAST, plain, overlapped)
-    before, after = ([(verb, group) for verb, group, _ in found[0]["calls"][1]] for found in (plain, overlapped))
+    before, after = ([(verb, group) for verb, group, *_ in found[0]["calls"][1]] for found in (plain, overlapped))
     exchange, gradients = ("all_to_all_v", "ep"), ("all_reduce", "dp_cp")
     assert before.index(gradients) > len(before) - before[::-1].index(exchange) - 1
     # of the head, while the experts' backward pass is still to come; of attention, after it
