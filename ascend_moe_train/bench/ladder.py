@@ -36,6 +36,7 @@ START = (
     "parallel.offload_optimizer=false",
     "parallel.receive_factor=null",
     "parallel.hierarchical_ranks=null",
+    "parallel.dedup_tokens=null",
     "parallel.expert_wire=null",
     "parallel.expert_chunks=1",
 )

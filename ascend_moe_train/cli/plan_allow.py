@@ -35,6 +35,12 @@ def alternatives(
     changes = [_read(text) for text in allow]
     changes += [{name: value} for name, value in given.items() if name not in ALWAYS]
     found = tuple(dict.fromkeys(_sets(base, changes)))
+    wanted = {change["dedup_tokens"] for change in changes if change.get("dedup_tokens") is not None}
+    for how in wanted - {each.dedup_tokens for each in found}:
+        raise ConfigError(
+            f"dedup_tokens '{how}' needs nodes and whole rows: allow it with them, as in "
+            f"hierarchical_ranks=8,dedup_tokens={how}"
+        )
     for techniques in found:
         check_links(techniques, cluster)
     return found
@@ -46,7 +52,12 @@ def _sets(base: "Techniques", changes: list[dict[str, Any]]) -> "Iterator[Techni
         for chosen in combinations(changes, count):
             merged = {name: value for each in chosen for name, value in each.items()}
             found = replace(base, **merged)
-            if len(merged) == sum(map(len, chosen)) and not (found.is_compressed and found.reduce_dtype != "fp32"):
+            # the same token to a node once: only where there are nodes, and no chunks
+            is_once = found.hierarchical_ranks is not None and found.expert_chunks == 1
+            is_possible = (found.dedup_tokens is None or is_once) and not (
+                found.is_compressed and found.reduce_dtype != "fp32"
+            )
+            if is_possible and len(merged) == sum(map(len, chosen)):
                 yield found
 
 

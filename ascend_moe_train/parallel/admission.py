@@ -12,9 +12,12 @@ import numpy as np
 from mindspore import ops
 from numpy.typing import NDArray
 
+from ascend_moe_train.model.config import MoEConfig
 from ascend_moe_train.model.kernels.constants import numbers
 from ascend_moe_train.model.kernels.protocol import Kernels
 from ascend_moe_train.parallel.comm import Collectives, Group, Tensor
+from ascend_moe_train.parallel.expert_sizes import ExpertSizes
+from ascend_moe_train.parallel.mesh import Mesh
 from ascend_moe_train.parallel.places import TokenOrder
 
 
@@ -191,3 +194,27 @@ def placed(kernels: Kernels, expert_TK: Tensor, gate_TK: Tensor, is_kept_TK: Ten
         ops.select(is_kept_TK, row_TK, ops.full_like(row_TK, -1)),
         ops.select(is_used_N, source_N, ops.full_like(source_N, -1)),
     )
+
+
+def admission_of(
+    config: MoEConfig,
+    sizes: ExpertSizes,
+    mesh: Mesh,
+    stage: Group,
+    order: TokenOrder,
+    collectives: Collectives,
+    kernels: Kernels,
+) -> Admission:
+    """That of a layer on a mesh. Every rank makes it, with the same arguments."""
+    P, E = mesh.ep * mesh.etp, sizes.num_experts
+    if sizes.capacity is not None:
+        first, capacity = stage.index // P * P, sizes.capacity
+        if config.drop_policy == "position":
+            return ByPosition(collectives, stage, E, first=first, num_ranks=P, capacity=capacity, order=order)
+        return ByProbability(
+            collectives, stage, E, first=first, num_ranks=P, capacity=capacity, order=order, kernels=kernels
+        )
+    group = collectives.split("ep x etp", mesh.groups(("ep", "etp"))).carrying("figures")
+    if sizes.receive_rows == sizes.most_rows:
+        return Everything(collectives, group, E)
+    return WithinBound(collectives, group, E, ep=mesh.ep, etp=mesh.etp, receive_rows=sizes.receive_rows)

@@ -24,6 +24,7 @@ AXES_ELSEWHERE: Mapping[str, str] = MappingProxyType(
 MAX_RANKS = 2**20  # each is gone through, so that more would take for ever
 
 ExpertWire = Literal["fp16", "bf16", "int8"]  # see parallel/rows_wire.py
+DedupTokens = Literal["copies", "sums"]  # see parallel/once_per_node.py
 ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]  # see parallel/schedule.py
 AxisSize = Annotated[int, Field(gt=0, le=MAX_RANKS)]
 
@@ -124,10 +125,11 @@ class ParallelConfig(Part):
 
     In dropless mode a rank has room for `receive_factor` times the token rows that it sends, rows beyond are counted as
     overflow; None has room for whatever may come. `hierarchical_ranks` is the number of ranks of a node: tokens are
-    then exchanged inside each node first, then across nodes. Token rows and their gradients travel to experts and
-    back as `expert_wire` says: fp16 or int8 with a scale for each row, or bf16; None is as activations are. They
-    travel and are computed in `expert_chunks`, each of as many experts of every rank. For `slow_links` see
-    `SlowLinksConfig`.
+    then exchanged inside each node first, then across nodes. With `dedup_tokens` a token goes to each node once and is
+    copied there: `copies` gives the same bits; with `sums` what comes back is added up in its node first, which rounds
+    otherwise. Token rows and their gradients travel to experts and back as `expert_wire` says: fp16 or int8 with a
+    scale for each row, or bf16; None is as activations are. They travel and are computed in `expert_chunks`, each of as
+    many experts of every rank. For `slow_links` see `SlowLinksConfig`.
     """
 
     pp: AxisSize = 1
@@ -148,6 +150,7 @@ class ParallelConfig(Part):
     compress: CompressConfig = CompressConfig()
     receive_factor: Annotated[float, Field(ge=1)] | None = None
     hierarchical_ranks: AxisSize | None = None
+    dedup_tokens: DedupTokens | None = None
     expert_wire: ExpertWire | None = None
     expert_chunks: AxisSize = 1
     deadlines: DeadlineConfig = DeadlineConfig()
@@ -171,6 +174,13 @@ class ParallelConfig(Part):
             self._check_chunks()
         if self.hierarchical_ranks is not None:
             self._check_nodes(self.hierarchical_ranks)
+        if (how := self.dedup_tokens) is not None and self.hierarchical_ranks is None:
+            raise ValueError(f"dedup_tokens '{how}' needs nodes: set hierarchical_ranks, or leave it out")
+        if how is not None and (chunks := self.expert_chunks) > 1:
+            raise ValueError(
+                f"dedup_tokens '{how}' with expert_chunks {chunks} would send a token to a node once for each chunk: "
+                "use expert_chunks 1, or leave dedup_tokens out"
+            )
         return self
 
     def _check_stages(self) -> None:

@@ -22,10 +22,11 @@ from ascend_moe_train.config import RunConfig
 from ascend_moe_train.model.config import MoEConfig
 from ascend_moe_train.model.kernels.protocol import Kernels
 from ascend_moe_train.model.transformer import Transformer
-from ascend_moe_train.parallel.admission import Admission, ByPosition, ByProbability, Everything, WithinBound, placed
+from ascend_moe_train.parallel.admission import Admission, admission_of, placed
 from ascend_moe_train.parallel.autodiff import InOrder, gather_sum, scatter_sum
 from ascend_moe_train.parallel.beside import Beside
 from ascend_moe_train.parallel.comm import Collectives, Group, Tensor
+from ascend_moe_train.parallel.config import DedupTokens
 from ascend_moe_train.parallel.contents import Content
 from ascend_moe_train.parallel.exchange import (
     ChunkedRows,
@@ -41,6 +42,7 @@ from ascend_moe_train.parallel.expert_sizes import ExpertSizes
 from ascend_moe_train.parallel.figures import GlobalFigures
 from ascend_moe_train.parallel.host_ops import HostOps
 from ascend_moe_train.parallel.mesh import STAGE_AXES, Mesh
+from ascend_moe_train.parallel.once_per_node import OncePerNode, once_per_node
 from ascend_moe_train.parallel.places import TokenOrder, token_order
 from ascend_moe_train.parallel.queued import QueuedComm
 from ascend_moe_train.parallel.rows_wire import AsTheyAre, RowsWire, rows_wire
@@ -178,6 +180,28 @@ class BesideDispatcher(ExpertDispatcher):
         return self.kernels.combine(y_ND, gate_TK, row_TK, source_N), found
 
 
+class OnceDispatcher(ExpertDispatcher):
+    """One whose tokens cross to each node once. Payload among ep ranks: inside nodes that of `TwoStepExchange`, across
+    nodes see once_per_node.py."""
+
+    def __init__(self, *arguments: Any, nodes: OncePerNode, **others: Any) -> None:
+        super().__init__(*arguments, **others)
+        self.nodes = nodes
+
+    def dispatch(self, x_TD: Tensor, expert_TK: Tensor, gate_TK: Tensor) -> tuple[Any, Any, ExpertMeta]:
+        """See ExpertDispatcher."""
+        row_TK, source_N, dropped, accepted_PE = self.admitted(expert_TK, gate_TK)
+        accepted_AE = ops.reshape(accepted_PE, (self.ep, self.etp, self.num_experts))[:, self.etp_index]
+        x_RD, carried = self.nodes.there(x_TD, expert_TK, gate_TK, row_TK, source_N, accepted_AE)
+        x_RD, way = self.to_experts(0, x_RD, accepted_PE, accepted_AE)
+        return x_RD, self.counts(accepted_PE), (row_TK, source_N, dropped, (way, carried))
+
+    def combine(self, y_RD: Any, gate_TK: Tensor, meta: ExpertMeta) -> Tensor:
+        """See ExpertDispatcher."""
+        row_TK, source_N, _, (way, carried) = meta
+        return self.nodes.back(self.from_experts(y_RD, way), gate_TK, row_TK, source_N, carried)
+
+
 class ChunkedDispatcher(ExpertDispatcher):
     """The same with rows in C chunks, each of as many experts of every rank, so that one can travel while another is
     computed. An expert sees the same rows in the same order, so that all sums are made in the same order.
@@ -250,24 +274,31 @@ def make_dispatcher(
     hierarchical_ranks: int | None = None,
     wire: RowsWire | None = None,
     chunks: int = 1,
+    dedup: DedupTokens | None = None,
 ) -> ExpertDispatcher:
     """That of this rank, of the ranks of its stage. Every rank makes it, with the same arguments; `chunks` tells in how
     many rows travel, for which `MoE.compute` must be `in_chunks`.
 
-    `hierarchical_ranks` of P in a row are a node, which several ep ranks share: rows then travel in two steps. `wire`
-    is how rows move; without one, as they are.
+    `hierarchical_ranks` of P in a row are a node, which several ep ranks share: rows then travel in two steps, with
+    `dedup` (`parallel.dedup_tokens`) once to each node. `wire` is how rows move; without one, as they are.
     """
     wire = wire or AsTheyAre()
     ep = collectives.split("ep", mesh.groups(("ep",))).carrying(wire.content)
     etp = collectives.split("etp", mesh.groups(("etp",))).carrying("expert rows")
     exchange: Exchange = NoExchange()
     whole, sizes = sizes, replace(sizes, chunks=chunks)
+    admission = admission_of(config, whole, mesh, stage, order, collectives, kernels)
+    parts: dict[str, Any] = {"exchange": exchange, "admission": admission, "kernels": kernels}
     if hierarchical_ranks is not None:
         inside = hierarchical_ranks // mesh.etp
+        groups = _node_groups(mesh, collectives, inside, wire.content)
+        if dedup is not None:
+            nodes = once_per_node(dedup, sizes, *groups, collectives, kernels, wire)
+            return OnceDispatcher(sizes, ep, etp, collectives, nodes=nodes, **parts)
         exchange = TwoStepExchange(
             collectives,
             kernels,
-            *_node_groups(mesh, collectives, inside, wire.content),
+            *groups,
             send_rows=sizes.send_rows,
             middle_rows=sizes.middle_rows(inside),
             receive_rows=sizes.receive_rows,
@@ -275,8 +306,7 @@ def make_dispatcher(
         )
     elif ep.size > 1:
         exchange = FlatExchange(collectives, ep, sizes.send_rows, sizes.receive_rows, wire)
-    admission = _admission(config, whole, mesh, stage, order, collectives, kernels)
-    parts: dict[str, Any] = {"exchange": exchange, "admission": admission, "kernels": kernels}
+    parts["exchange"] = exchange
     if chunks > 1:
         return ChunkedDispatcher(sizes, ep, etp, collectives, **parts)
     is_plain = isinstance(exchange, FlatExchange) and isinstance(wire, AsTheyAre)
@@ -292,29 +322,6 @@ def _node_groups(mesh: Mesh, collectives: Collectives, inside: int, content: Con
     places = [each[i::inside] for each in mesh.groups(("ep",)) for i in range(inside)]
     groups = collectives.split("ep inside nodes", nodes), collectives.split("ep across nodes", places)
     return groups[0].carrying(content), groups[1].carrying(content)
-
-
-def _admission(
-    config: MoEConfig,
-    sizes: ExpertSizes,
-    mesh: Mesh,
-    stage: Group,
-    order: TokenOrder,
-    collectives: Collectives,
-    kernels: Kernels,
-) -> Admission:
-    P, E = mesh.ep * mesh.etp, sizes.num_experts
-    if sizes.capacity is not None:
-        first, capacity = stage.index // P * P, sizes.capacity
-        if config.drop_policy == "position":
-            return ByPosition(collectives, stage, E, first=first, num_ranks=P, capacity=capacity, order=order)
-        return ByProbability(
-            collectives, stage, E, first=first, num_ranks=P, capacity=capacity, order=order, kernels=kernels
-        )
-    group = collectives.split("ep x etp", mesh.groups(("ep", "etp"))).carrying("figures")
-    if sizes.receive_rows == sizes.most_rows:
-        return Everything(collectives, group, E)
-    return WithinBound(collectives, group, E, ep=mesh.ep, etp=mesh.etp, receive_rows=sizes.receive_rows)
 
 
 def apply_expert(model: Transformer, mesh: Mesh, config: RunConfig, collectives: Collectives) -> None:
@@ -352,6 +359,7 @@ def apply_expert(model: Transformer, mesh: Mesh, config: RunConfig, collectives:
         parallel.hierarchical_ranks,
         rows_wire(parallel.expert_wire, on_host=isinstance(collectives, HostOps)),
         parallel.expert_chunks,
+        parallel.dedup_tokens,
     )
     for layer in layers:
         layer.dispatcher, layer.is_beside = dispatcher, isinstance(dispatcher, BesideDispatcher)

@@ -24,6 +24,14 @@ def row_bytes(hidden: int, activation_bytes: int, wire: ExpertWire | None) -> in
     return activation_bytes * hidden
 
 
+def expected_nodes(num_experts: int, top_k: int, nodes: float) -> float:
+    """Distinct nodes of a token's experts, of nodes that have equally many, where all sets of `top_k` experts are
+    equally likely: nodes * (1 - C(E - E / nodes, K) / C(E, K)), the expectation of a sum of indicators."""
+    others = num_experts - num_experts / nodes
+    missed = math.prod(max(0.0, others - k) / (num_experts - k) for k in range(top_k))
+    return nodes * (1 - missed)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExpertSizes:
     """Fixed sizes of the experts' region on a rank. `num_tokens` are those of one rank. With several chunks, of what
@@ -88,6 +96,13 @@ class ExpertSizes:
         """Rows that a rank's experts see: of its etp group, which sees the same."""
         rows = self.etp * self.receive_rows
         return rows if self.capacity is None else min(rows, self.local * self.capacity)
+
+    def once_rows(self, inside: int) -> tuple[int, int, int]:
+        """With nodes of `inside` ranks, each of which gets a token once: rows that a rank sends, rows that may come to
+        it for the experts of its node, and their copies, one for each expert."""
+        nodes = self.ep // inside
+        copies = min(self.rows_from(nodes, inside * self.local), inside * self.receive_rows)
+        return self.num_tokens * min(self.top_k, nodes), min(nodes * self.num_tokens, copies), copies
 
     def middle_rows(self, inside: int) -> int:
         """Rows that may come to a rank on the way through nodes of `inside` ranks of the ep group each."""

@@ -15,7 +15,7 @@ from ascend_moe_train.config import RunConfig
 from ascend_moe_train.model.config import MoEConfig
 from ascend_moe_train.model.counts import moe_layers
 from ascend_moe_train.parallel.contents import Content, rows_in
-from ascend_moe_train.parallel.expert_sizes import ExpertSizes, row_bytes
+from ascend_moe_train.parallel.expert_sizes import ExpertSizes, expected_nodes, row_bytes
 from ascend_moe_train.parallel.mesh import Mesh, num_micro
 from ascend_moe_train.parallel.places import token_order
 from ascend_moe_train.parallel.recomputed import keeps_inputs, passes, runs_again
@@ -32,17 +32,18 @@ _EXCHANGED = {
 }
 
 
-def model_traffic(run: RunConfig, mesh: Mesh, accepted: Sequence[int]) -> Traffic:
+def model_traffic(run: RunConfig, mesh: Mesh, accepted: Sequence[int], crossing: Sequence[int] = ()) -> Traffic:
     """`model_sent` without what the payloads are."""
     found: Traffic = defaultdict(int)
-    for (verb, group, _), size_bytes in model_sent(run, mesh, accepted).items():
+    for (verb, group, _), size_bytes in model_sent(run, mesh, accepted, crossing).items():
         found[verb, group] += size_bytes
     return {key: size_bytes for key, size_bytes in found.items() if size_bytes}
 
 
-def model_sent(run: RunConfig, mesh: Mesh, accepted: Sequence[int]) -> Sent:
+def model_sent(run: RunConfig, mesh: Mesh, accepted: Sequence[int], crossing: Sequence[int] = ()) -> Sent:
     """(verb, group, content) -> payload bytes of all ranks in one step. `accepted` are the assignments of each layer of
-    experts that were not dropped.
+    experts that were not dropped; `crossing`, with `dedup_tokens`, the pairs of a token and a node that has experts for
+    it.
 
     tp, of a micro-batch on each rank, in one pass forward and one backward (Korthikanti et al., 2022, section 4.2.2):
 
@@ -73,14 +74,13 @@ def model_sent(run: RunConfig, mesh: Mesh, accepted: Sequence[int]) -> Sent:
         for way, verb, group, content, payload_bytes in _of_stage(run, mesh, stages, virtual_stage):
             totals[verb, group, content] += ranks * micro_batches * times_of[way] * payload_bytes
     if run.model.moe is not None and mesh.ep > 1:
-        of_row = row_bytes(run.model.hidden, _activation_bytes(run), run.parallel.expert_wire)
         again = {f"layers.{layer}." for layer in range(run.model.num_layers) if runs_again(run, layer)}
-        nodes = run.parallel.hierarchical_ranks is not None
-        for prefix, rows in zip(moe_layers(run.model), accepted, strict=True):
+        crossing = crossing or [0] * len(accepted)
+        for prefix, rows, once in zip(moe_layers(run.model), accepted, crossing, strict=True):
             forward, backward = passes(run, prefix)
-            times = forward + backward * (2 if prefix in again else 1)
-            for group in ("ep inside nodes", "ep across nodes") if nodes else ("ep",):
-                totals["all_to_all_v", group, rows_in(run.parallel.expert_wire)] += times * 2 * rows * of_row
+            forward += backward * (prefix in again)
+            for group, content, payload_bytes in _exchanged(run, run.model.moe, (forward, backward), rows, once):
+                totals["all_to_all_v", group, content] += payload_bytes
     if mesh.pp > 1:
         sent = ranks * micro_batches * _stream_bytes(run, mesh)
         for way in ("pp forward", "pp backward"):
@@ -100,6 +100,10 @@ def exchanges(run: RunConfig, mesh: Mesh) -> dict[tuple[str, ...], str]:
     summing = "gather and reduce-scatter" if parallel.sequence_parallel else "sum"
     wire = "" if parallel.expert_wire is None else f" in {parallel.expert_wire}"
     how = "" if parallel.hierarchical_ranks is None else f", first inside nodes of {parallel.hierarchical_ranks}"
+    if parallel.dedup_tokens is not None and parallel.hierarchical_ranks is not None and model.moe is not None:
+        nodes = mesh.ep * mesh.etp // parallel.hierarchical_ranks
+        once = expected_nodes(model.moe.num_experts, model.moe.top_k, nodes)
+        how = f", once to each of {nodes} nodes ({once:.2f} of {model.moe.top_k} if all experts are equally likely)"
     how += "" if parallel.expert_chunks == 1 else f", in {parallel.expert_chunks} chunks"
     return {
         ("pp",): "hand activations and their gradients from stage to stage",
@@ -217,12 +221,36 @@ def _experts(run: RunConfig, moe: MoEConfig, mesh: Mesh) -> _Sent:
         yield "forward", "all_gather", "stage", "figures", _FP32_BYTES * _admission_numbers(run, moe, mesh, sizes)
     elif mesh.ep * mesh.etp > 1:
         yield "forward", "all_gather", "ep x etp", "figures", _FP32_BYTES * moe.num_experts
+    if run.parallel.hierarchical_ranks is not None and run.parallel.dedup_tokens is not None:
+        nodes = mesh.ep * mesh.etp // run.parallel.hierarchical_ranks
+        yield "forward", "all_gather", "ep across nodes", "figures", _FP32_BYTES * nodes
     if mesh.etp > 1:
         chunks = run.parallel.expert_chunks
         rows_bytes = chunks * replace(sizes, chunks=chunks).receive_rows * run.model.hidden * _activation_bytes(run)
         for way in ("forward", "backward"):
             yield way, "all_gather", "etp", "expert rows", rows_bytes
             yield way, "reduce_scatter", "etp", "expert rows", mesh.etp * rows_bytes
+
+
+def _exchanged(
+    run: RunConfig, moe: MoEConfig, passes: tuple[int, int], rows: int, crossing: int
+) -> Iterator[tuple[str, Content, int]]:
+    """Group, content and bytes of a layer's rows and of what goes with them, in so many passes forward and backward."""
+    parallel, (forward, backward) = run.parallel, passes
+    of_row = sum(passes) * row_bytes(run.model.hidden, _activation_bytes(run), parallel.expert_wire)
+    content = rows_in(parallel.expert_wire)
+    if parallel.hierarchical_ranks is None:
+        yield "ep", content, 2 * of_row * rows
+        return
+    yield "ep inside nodes", content, 2 * of_row * rows
+    if parallel.dedup_tokens is None:
+        yield "ep across nodes", content, 2 * of_row * rows
+        return
+    is_summed = parallel.dedup_tokens == "sums"
+    yield "ep across nodes", content, of_row * (crossing + (crossing if is_summed else rows))
+    # experts and gates of a row forward, gradients of gates backward
+    lists = 2 * forward + backward * is_summed
+    yield "ep across nodes", "figures", _FP32_BYTES * moe.top_k * crossing * lists
 
 
 def _admission_numbers(run: RunConfig, moe: MoEConfig, mesh: Mesh, sizes: ExpertSizes) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
+from ascend_moe_train.parallel.expert_sizes import expected_nodes
 from ascend_moe_train.planner.collectives import Span, collective_s, span
 from ascend_moe_train.planner.efficiency import Efficiency
 from ascend_moe_train.planner.hardware import Cluster, Device
@@ -164,7 +165,7 @@ def _communication(
         group = span(plan, move.axis, cluster.devices_per_node)
         size_bytes = move.size_bytes * (imbalance if move.axis in ROUTED_AXES else 1.0)
         if move.axis == "ep":
-            value = exchange_s(job, cluster, plan, size_bytes, efficiency, _far_share(job, group))
+            value = exchange_s(job, cluster, plan, size_bytes, efficiency, _far_share(job, plan, group))
         else:
             value = collective_s(move.verb, size_bytes, group, cluster, efficiency)
         if move.axis in overlaps:
@@ -180,13 +181,14 @@ def _communication(
     return found
 
 
-def _far_share(job: Job, group: Span) -> float:
-    """Of K rows of a token the expected number of nodes that they go to, through K, where each node gets it once."""
-    moe = job.model.moe
-    if moe is None or not job.engine.sends_once:
+def _far_share(job: Job, plan: Plan, group: Span) -> float:
+    """Of K rows of a token the share that crosses where each node gets it once; of ours one half if only copies do."""
+    moe, how = job.model.moe, plan.techniques.dedup_tokens
+    if moe is None or not (job.engine.sends_once or how):
         return 1.0
-    nodes = group.size / group.inside
-    return nodes * (1 - (1 - 1 / nodes) ** moe.top_k) / moe.top_k
+    nodes = plan.nodes[1] if plan.nodes is not None else group.size / group.inside
+    share = expected_nodes(moe.num_experts, moe.top_k, nodes) / moe.top_k
+    return (1 + share) / 2 if how == "copies" else share
 
 
 def add_parts(totals: dict[str, float], parts: Mapping[str, float], times: float = 1) -> None:

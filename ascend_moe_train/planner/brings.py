@@ -9,7 +9,7 @@ from ascend_moe_train.planner.hardware import Cluster
 from ascend_moe_train.planner.plan import Imbalance, Job, Plan
 from ascend_moe_train.planner.scored import Scored, scored
 from ascend_moe_train.planner.sent import compressed, moved_bytes, sent_bytes
-from ascend_moe_train.planner.techniques import PLAIN, Techniques
+from ascend_moe_train.planner.techniques import Techniques
 from ascend_moe_train.units import format_bytes, format_share
 
 
@@ -42,7 +42,7 @@ def technique_lines(job: Job, cluster: Cluster, imbalance: Imbalance, found: Sco
     for name, value in plan.techniques.keys.items():
         if name == "bucket_bytes":
             continue
-        without = replace(plan, techniques=replace(plan.techniques, **{name: getattr(PLAIN, name)}))
+        without = replace(plan, techniques=plan.techniques.without(name))
         other = scored(job, cluster, without, imbalance)
         words = name if value is True else f"{name} {getattr(value, 'method', value)}"
         yield f"{words}: {', '.join((*_sent_words(job, plan, without), *_cost_words(job, found, other)))}"

@@ -45,7 +45,7 @@ def effective(techniques: Techniques, cut: Slice) -> Techniques:
         changes = {"expert_wire": None, "expert_chunks": 1}
     node, across = techniques.hierarchical_ranks, cut.ep * cut.etp
     if node is not None and not (node % cut.etp == 0 and across % node == 0 and cut.etp < node < across):
-        changes["hierarchical_ranks"] = None
+        changes |= {"hierarchical_ranks": None, "dedup_tokens": None}
     return replace(techniques, **changes) if changes else techniques
 
 

@@ -338,7 +338,10 @@ def _exchange(job: Job, plan: Plan, imbalance: float) -> float:
     buffers = max(sent, imbalance) + imbalance
     if plan.nodes is not None:
         inside, across = plan.nodes
-        buffers += min(inside, across * imbalance)
+        if techniques.dedup_tokens is None:
+            buffers += min(inside, across * imbalance)
+        else:  # what is sent once, what comes, and its copies
+            buffers += (min(moe.top_k, across) + across) / moe.top_k + min(across, inside * imbalance)
     if techniques.expert_wire is not None:
         of_row += row_bytes(job.model.hidden, job.activation_bytes, techniques.expert_wire)
     return buffers * tokens(job, Slice.of(plan)) / plan.tp * moe.top_k * of_row

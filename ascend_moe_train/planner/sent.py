@@ -10,6 +10,7 @@ from math import prod
 from ascend_moe_train.config import RunConfig
 from ascend_moe_train.data.config import CorpusConfig, DataConfig
 from ascend_moe_train.model.counts import moe_layers
+from ascend_moe_train.parallel.expert_sizes import expected_nodes
 from ascend_moe_train.parallel.mesh import mesh_of, num_micro
 from ascend_moe_train.parallel.sharing import zero_plan_of
 from ascend_moe_train.parallel.traffic import model_sent
@@ -38,11 +39,16 @@ def run_of(job: Job, plan: Plan) -> RunConfig:
 
 def sent_bytes(job: Job, plan: Plan, *, in_warm_up: bool = False) -> SentBytes:
     """Payload of a device in a step, on average over all, by verb, group and content, where every assignment of a token
-    to an expert is accepted; `in_warm_up`: before 1-bit Adam sends momenta."""
+    to an expert is accepted, and with `dedup_tokens` all sets of experts are equally likely; `in_warm_up`: before 1-bit
+    Adam sends momenta."""
     run = run_of(job, plan)
     mesh = mesh_of(run, plan.num_devices)
-    accepted = [job.tokens_per_step * job.model.moe.top_k if job.model.moe is not None else 0]
-    of_all = model_sent(run, mesh, accepted * len(moe_layers(job.model)))
+    moe, layers = job.model.moe, len(moe_layers(job.model))
+    accepted = [job.tokens_per_step * moe.top_k if moe is not None else 0]
+    crossing = [0]
+    if moe is not None and plan.nodes is not None:
+        crossing = [round(job.tokens_per_step * expected_nodes(moe.num_experts, moe.top_k, plan.nodes[1]))]
+    of_all = model_sent(run, mesh, accepted * layers, crossing * layers)
     found: dict[tuple[str, str, str], float] = {key: size / mesh.world_size for key, size in of_all.items()}
     of_stage = mesh.world_size // mesh.pp
     for stage in range(mesh.pp):

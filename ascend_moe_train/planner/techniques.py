@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self
 
-from ascend_moe_train.parallel.config import CompressConfig, ExpertWire, ParallelConfig
+from ascend_moe_train.parallel.config import CompressConfig, DedupTokens, ExpertWire, ParallelConfig
 from ascend_moe_train.parallel.zero_costs import NOT_COMPRESSED
 
 
@@ -17,6 +17,7 @@ class Techniques:
     expert_wire: ExpertWire | None = None
     expert_chunks: int = 1
     hierarchical_ranks: int | None = None
+    dedup_tokens: DedupTokens | None = None
     bucket_bytes: int = ParallelConfig.model_fields["bucket_bytes"].default
 
     @classmethod
@@ -34,6 +35,11 @@ class Techniques:
         """What of it is not plain, and makes a difference, as a reader names it."""
         found = {name: getattr(value, "method", value) for name, value in self.keys.items() if name != "bucket_bytes"}
         return [name if value is True else f"{name} {value}" for name, value in found.items()]
+
+    def without(self, name: str) -> Self:
+        """With one of them plain, and what there is only with it."""
+        names = (name, "dedup_tokens") if name == "hierarchical_ranks" else (name,)
+        return replace(self, **{each: getattr(PLAIN, each) for each in names})
 
     @property
     def is_compressed(self) -> bool:

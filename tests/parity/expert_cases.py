@@ -40,6 +40,7 @@ class Case:
     precision: str = "fp32"
     wire: str | None = None
     chunks: int = 1
+    dedup: str | None = None
 
     @property
     def moe_config(self) -> MoEConfig:
@@ -71,6 +72,7 @@ class Case:
                     "receive_factor": self.receive_factor,
                     "expert_wire": self.wire,
                     "expert_chunks": self.chunks,
+                    "dedup_tokens": self.dedup,
                 },
             }
         )
@@ -162,10 +164,31 @@ CASES = {
             receive_factor=1.2,
         ),
         Case(name="ep4, bound", ranks=4, parallel={"ep": 4}, receive_factor=1.2, moe={"jitter": 0.1}),
+        Case(
+            name="ep4 in two steps, top-3 by probability",
+            ranks=4,
+            parallel={"ep": 4, "hierarchical_ranks": 2},
+            moe={"top_k": 3, "capacity_factor": 0.7, "drop_policy": "probability", "aux_loss_scope": "sequence"},
+            kernels="portable",
+        ),
+        Case(name="ep4 in two steps, fp16", ranks=4, parallel={"ep": 4, "hierarchical_ranks": 2}, precision="fp16"),
     )
 }
 # by name, what each is bit for bit
 TWINS = {"ep4 in two steps, bound": "ep4, bound"}
+for _name, _how in (
+    ("ep4 in two steps, bound", "copies"),
+    ("ep4 in two steps, bound", "sums"),
+    ("ep4 in two steps, top-3 by probability", "copies"),
+    ("ep4 in two steps, top-3 by probability", "sums"),
+    ("ep4 in two steps, fp16", "copies"),
+    ("ep4 in two steps, fp16", "sums"),
+    ("ep4 in two steps, int8 wire, bound", "copies"),
+    ("ep4 in two steps, int8 wire, bound", "sums"),
+):
+    CASES[f"{_name}, {_how}"] = replace(CASES[_name], name=f"{_name}, {_how}", dedup=_how)
+    if _how == "copies" and CASES[_name].wire is None:
+        TWINS[f"{_name}, {_how}"] = _name
 for _name, _chunks in (
     ("ep2", 2),
     ("ep2, top-1", 4),
@@ -287,6 +310,18 @@ def within_bound(case: Case, expert_UK: I64) -> Flags:
         admitted_N[n] = room is None or filled.get(receiver, 0) < room
         filled[receiver] = filled.get(receiver, 0) + int(admitted_N[n])
     return admitted_N
+
+
+def crossing(case: Case, output: MoEOutput) -> NDArray[np.int64]:
+    """Tokens of each rank that have experts in each node: (W, O)."""
+    size = case.parallel["hierarchical_ranks"]
+    expert_N, rank_U = output.routing.expert_TK.reshape(-1), rank_of_token(case)
+    token_M = output.dispatch.assignment_M // case.moe_config.top_k
+    node_M = expert_N[output.dispatch.assignment_M] * case.mesh.ep // NUM_EXPERTS // size
+    found_WO = np.zeros((case.ranks, case.mesh.ep // size), np.int64)
+    for token, node in set(zip(token_M.tolist(), node_M.tolist(), strict=True)):
+        found_WO[rank_U[token], node] += 1
+    return found_WO
 
 
 def rows_between(case: Case, output: MoEOutput) -> NDArray[np.int64]:

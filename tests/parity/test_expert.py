@@ -24,6 +24,7 @@ from tests.parity.expert_cases import (
     TWINS,
     Case,
     Expected,
+    crossing,
     expected,
     own_tokens,
     own_weight,
@@ -130,7 +131,9 @@ def test_rows_in_fewer_bits(name: str, routing: str) -> None:
     for key, (found, right) in pairs(name, routing).items():
         off = np.abs(found - right) / np.abs(right).max()
         assert off.max() < 2.0 * STEPS[wire], key
-        assert (off > TOLERANCE).mean() < 0.4 or CASES[name].precision == "fp16", key
+        # sums of a node are rounded, where the oracle rounds what is summed
+        is_alike = CASES[name].precision == "fp32" and CASES[name].dedup != "sums"
+        assert (off > TOLERANCE).mean() < 0.4 or not is_alike, key
 
 
 @BOTH
@@ -208,15 +211,16 @@ def test_order_is_the_same_on_every_rank(name: str, routing: str) -> None:
 @BOTH
 @each(CASES)
 def test_bytes_are_those_of_the_formula(name: str, routing: str) -> None:
-    rows_WW = rows_between(CASES[name], wanted(name, routing).output)
+    case, output = CASES[name], wanted(name, routing).output
+    rows_WW, crossing_WO = rows_between(case, output), None if case.dedup is None else crossing(case, output)
     for rank, result in enumerate(found(name, routing)):
         seen: dict[tuple[str, str], int] = {}
         for verb, group, payload_bytes in result["calls"]:
             seen[verb, group] = seen.get((verb, group), 0) + payload_bytes
-        assert seen == formula(CASES[name], rank, rows_WW)
+        assert seen == formula(case, rank, rows_WW, crossing_WO)
 
 
-def formula(case: Case, rank: int, rows_WW: Any) -> dict[tuple[str, str], int]:
+def formula(case: Case, rank: int, rows_WW: Any, crossing_WO: Any) -> dict[tuple[str, str], int]:
     """(verb, group) -> payload in bytes of one layer forward and backward: the docstrings of GlobalFigures, of the
     admissions and of ExpertDispatcher."""
     moe, mesh, E = case.moe_config, case.mesh, NUM_EXPERTS
@@ -231,7 +235,9 @@ def formula(case: Case, rank: int, rows_WW: Any) -> dict[tuple[str, str], int]:
         found["all_gather", "ep x etp"] = 4 * E
     n, m = int(rows_WW[rank].sum()), int(rows_WW[:, rank].sum())
     moved_bytes = {None: row_bytes, "bf16": 2 * HIDDEN, "fp16": 2 * HIDDEN + 4, "int8": HIDDEN + 4}[case.wire]
-    if "hierarchical_ranks" in case.parallel:
+    if case.dedup is not None:
+        found |= formula_of_nodes(case, rank, rows_WW, crossing_WO, moved_bytes)
+    elif "hierarchical_ranks" in case.parallel:
         q = middle_rows(case, rank, rows_WW)
         found["all_to_all_v", "ep inside nodes"] = 2 * (n + q) * moved_bytes
         found["all_to_all_v", "ep across nodes"] = 2 * (q + m) * moved_bytes
@@ -244,6 +250,25 @@ def formula(case: Case, rank: int, rows_WW: Any) -> dict[tuple[str, str], int]:
         found["all_gather", "etp"] = 2 * room * row_bytes
         found["reduce_scatter", "etp"] = 2 * mesh.etp * room * row_bytes
     return found
+
+
+def formula_of_nodes(
+    case: Case, rank: int, rows_WW: Any, crossing_WO: Any, row_bytes: int
+) -> dict[tuple[str, str], int]:
+    """The docstrings of once_per_node.py. etp is 1, and there is one ep group."""
+    size, K = case.parallel["hierarchical_ranks"], case.moe_config.top_k
+    node, place = divmod(rank, size)
+    m, c = int(crossing_WO[rank].sum()), int(crossing_WO[place::size, node].sum())
+    q = int(rows_WW[place::size, node * size : (node + 1) * size].sum())
+    across = 2 * (m + (c if case.dedup == "sums" else q)) * row_bytes + 4 * K * (
+        2 * m + (c if case.dedup == "sums" else 0)
+    )
+    assert m <= min(K, case.ranks // size) * case.num_tokens
+    return {
+        ("all_gather", "ep across nodes"): 4 * (case.ranks // size),
+        ("all_to_all_v", "ep across nodes"): across,
+        ("all_to_all_v", "ep inside nodes"): 2 * (q + int(rows_WW[:, rank].sum())) * row_bytes,
+    }
 
 
 def middle_rows(case: Case, rank: int, rows_WW: Any) -> int:

@@ -35,6 +35,14 @@ def text_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
+def test_tokens_that_cross_once(run_yaml: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parallel = "parallel={ep: 8, hierarchical_ranks: 2, dedup_tokens: copies}"
+    words = ("--set", parallel, "--set", "batch.global_sequences=16")
+    rows = "send (512, 256) token rows each to the ranks of their experts and back"
+    once = "once to each of 4 nodes (1.86 of 2 if all experts are equally likely)"
+    assert f"ep: groups of 8 {rows}, {once}" in text_of(capsys, run_yaml, "--ranks", "8", *words).splitlines()
+
+
 def test_text(run_yaml: str, capsys: pytest.CaptureFixture[str]) -> None:
     lines = text_of(capsys, run_yaml, "--ranks", "8").splitlines()
     assert lines[0] == (f"{run_yaml} on 8 ranks: pp 1 x dp 2 x cp 1 x tp 4; for experts pp 1 x edp 2 x ep 2 x etp 2")

@@ -95,6 +95,19 @@ MISTAKES = [
         "use 8",
     ),
     (["ep=2", "hierarchical_ranks=2"], "parallel: hierarchical_ranks 2 does not cut the 2 ranks of ep 2 x etp 1 into"),
+    (
+        ["ep=4", "dedup_tokens=copies"],
+        "parallel: dedup_tokens 'copies' needs nodes: set hierarchical_ranks, or leave it out",
+    ),
+    (
+        ["ep=4", "hierarchical_ranks=2", "dedup_tokens=sums", "expert_chunks=2"],
+        "parallel: dedup_tokens 'sums' with expert_chunks 2 would send a token to a node once for each chunk: use "
+        "expert_chunks 1, or leave dedup_tokens out",
+    ),
+    (
+        ["ep=4", "hierarchical_ranks=2", "dedup_tokens=sum"],
+        "parallel.dedup_tokens: \"sum\" is not allowed: must be 'copies' or 'sums' (did you mean 'sums'?)",
+    ),
 ]
 
 
