@@ -112,6 +112,14 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "tp4 x ep4 in nodes of 2, zero2": (4, {"tp": 4, "ep": 4, "hierarchical_ranks": 2, "zero_stage": 2}),
     "ep2 in 2 chunks, zero1": (2, {"ep": 2, "expert_chunks": 2, "zero_stage": 1}),
     "etp2 x ep2 in 2 chunks": (4, {"etp": 2, "ep": 2, "expert_chunks": 2}),
+    "ep4, copies in nodes of 2, zero1": (
+        4,
+        {"ep": 4, "hierarchical_ranks": 2, "dedup_tokens": "copies", "zero_stage": 1},
+    ),
+    "tp2+sp x ep4, sums in nodes of 2": (
+        4,
+        {"tp": 2, "sequence_parallel": True, "ep": 4, "hierarchical_ranks": 2, "dedup_tokens": "sums"},
+    ),
 }
 
 

@@ -22,6 +22,7 @@ CASES = (
     Case(layout="tp2+sp", model="deepseek", mode="dropless", num_micro=1),
     Case(layout="cp2 ring", model="mixtral", mode="capacity", num_micro=2),
     Case(layout="ep2 x edp2", model="deepseek", mode="dropless", num_micro=1),
+    Case(layout="tp2+sp x ep4, sums in nodes of 2", model="deepseek", mode="dropless", num_micro=1, recompute="full"),
     Case(layout="pp2", model="mtp deepseek of 2", mode="dropless", num_micro=4),
 )
 

@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from ascend_moe_train.config import RunConfig
+from ascend_moe_train.model.counts import moe_layers
 from ascend_moe_train.parallel.mesh import mesh_of
+from ascend_moe_train.parallel.recomputed import passes, runs_again
 from ascend_moe_train.parallel.traffic import model_sent
 from ascend_moe_train.train.persist import FIRST, SECOND
 from tests.oracle.differences import relative_error
@@ -98,7 +101,9 @@ def assert_payloads_are_as_computed(case: Case, by_rank: Sequence[Mapping[str, A
         # dropped are known of all layers together: that is enough where micro-batches go through all equally often
         accepted = [int(counts.sum()) for counts in figures["counts_LE"]]
         accepted[-1] -= figures["num_dropped"]
-        expected: dict[tuple[str, ...], int] = {tuple(k): n for k, n in model_sent(config, mesh, accepted).items()}
+        told = sum(result["crossing"][step] for result in by_rank)
+        sent = model_sent(config, mesh, accepted, crossing_of(config, told) if told else ())
+        expected: dict[tuple[str, ...], int] = {tuple(key): size_bytes for key, size_bytes in sent.items()}
         for key, size_bytes in of_weights.items():
             expected[key] = expected.get(key, 0) + size_bytes
         if figures["num_dropped"] and mesh.pp > 1:
@@ -106,6 +111,15 @@ def assert_payloads_are_as_computed(case: Case, by_rank: Sequence[Mapping[str, A
                 each.pop(("all_to_all_v", "ep", "expert rows"), None)
         wrong = {key: (found.get(key, 0), expected.get(key, 0)) for key in found | expected}
         assert all(one == other for one, other in wrong.values()), f"found and expected: {wrong}"
+
+
+def crossing_of(config: RunConfig, told: int) -> list[int]:
+    """Rows that cross to nodes once, of all layers together, from how many ranks tell each other of in all passes."""
+    layers = moe_layers(config.model)
+    both = [(passes(config, prefix), runs_again(config, int(prefix.split(".")[1]))) for prefix in layers]
+    [times] = {forward + backward * again for (forward, backward), again in both}
+    assert told % times == 0
+    return [0] * (len(layers) - 1) + [told // times]
 
 
 def totals(calls: Iterable[Sequence[Any]]) -> dict[tuple[str, ...], int]:

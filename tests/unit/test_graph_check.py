@@ -21,6 +21,8 @@ CASES = (
     Case(layout="tp2+sp", model="deepseek", mode="capacity", num_micro=1, recompute="full"),
     Case(layout="etp2 x ep2", model="mixtral", mode="dropless", num_micro=1),
     Case(layout="etp2 x ep2 in 2 chunks", model="deepseek", mode="capacity", num_micro=1),
+    Case(layout="ep4, copies in nodes of 2, zero1", model="deepseek", mode="capacity", num_micro=1),
+    Case(layout="tp2+sp x ep4, sums in nodes of 2", model="deepseek", mode="dropless", num_micro=1),
     Case(layout="cp2 ring", model="mixtral", mode="dropless", num_micro=1),
     Case(layout="cp2 ulysses", model="mixtral", mode="capacity", num_micro=1, recompute="selective"),
     Case(layout="pp2 x tp2 x ep2", model="tied mixtral of 2", mode="dropless", num_micro=4),
