@@ -56,7 +56,7 @@ mount -t tmpfs -o size=64m tmpfs /mnt
 mount -t overlay overlay -o lowerdir=/etc,upperdir={folder}/etc,workdir={folder}/etc.work /etc
 mount -t overlay overlay -o lowerdir=/root,upperdir={folder}/root,workdir={folder}/root.work /root
 mkdir -p /root/.ssh
-rm -f /root/.ssh/environment /root/.ssh/rc
+rm -f /root/.ssh/environment /root/.ssh/rc /root/.bashrc /root/.profile
 echo 60000-60031 > /proc/sys/net/ipv4/ip_local_reserved_ports
 """
 
@@ -156,7 +156,7 @@ class LabHost:
             self.sshd = subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         end_s = time.monotonic() + _DEADLINE_S
         listening = Path(f"/proc/{self.space.process.pid}/net/tcp")
-        while ":0016 " not in listening.read_text() and time.monotonic() < end_s:
+        while ":0016 00000000:0000 0A" not in listening.read_text() and time.monotonic() < end_s:
             assert self.sshd.poll() is None, (self.folder / "sshd.log").read_text()
             time.sleep(0.005)
 

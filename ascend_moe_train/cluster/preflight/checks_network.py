@@ -24,7 +24,7 @@ from ascend_moe_train.cluster.remote import Reason, RemoteError
 
 HCCL_PORTS = (60_000, 60_031)
 SSH_PORT = 22
-CONNECT_S = 3
+CONNECT_S = 4
 _ICMP_BYTES = 28  # headers of IPv4 and ICMP; IPv6 has 20 more
 _REMEDIES: Mapping[Reason, str] = MappingProxyType(
     {
@@ -115,8 +115,8 @@ def _judge_firewall(seen: Seen) -> Iterator[Outcome]:
 
 def _ping_reads(seen: Seen, host: Answers, peer: Answers) -> Mapping[str, Request]:
     size = seen.job.mtu_bytes - _ICMP_BYTES - (20 if ":" in peer.host.address else 0)
-    words = ("ping", "-n", "-c", "1", "-W", "2", "-M", "do", "-s", str(size), peer.host.address)
-    return {of_pair("ping", peer): command(*words, timeout_s=4)}
+    words = ("ping", "-n", "-c", "2", "-i", "0.2", "-W", "3", "-M", "do", "-s", str(size), peer.host.address)
+    return {of_pair("ping", peer): command(*words, timeout_s=6)}
 
 
 def _judge_mtu(seen: Seen) -> Iterator[Outcome]:
@@ -271,8 +271,8 @@ CHECKS = (
         name="mtu",
         group="network",
         what="large packets pass whole, end to end",
-        how="ping -c 1 -M do (do not fragment) with a payload that makes a packet of --mtu bytes, both directions",
-        rule="it is answered",
+        how="ping -c 2 -M do (do not fragment) with a payload that makes a packet of --mtu bytes, both directions",
+        rule="one of two is answered",
         why="a hop with a smaller MTU lets small messages pass and hangs large ones, after the start went well",
         remedy="set the MTU of card, bond, VLAN and every switch port on the way, and keep it where it is configured",
         judge=_judge_mtu,
