@@ -16,6 +16,7 @@ NAMES = (
     "recompute",
     "overlap",
     "plan_speed",
+    "profile",
     "onebit",
     "preflight",
 )

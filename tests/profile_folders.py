@@ -283,7 +283,9 @@ def write_database(path: Path, folder: Folder = EXAMPLE) -> None:
         base.execute("CREATE TABLE TASK_PMU_INFO (globalTaskId, name, value)")
         base.execute("CREATE TABLE STRING_IDS (id INTEGER, value TEXT)")
         base.execute("CREATE TABLE LLC (deviceId, llcId, timestampNs, hitRate, throughput, mode)")
-        base.executemany("INSERT INTO LLC VALUES (0, 0, ?, ?, ?, 0)", [(1, 87.5, 300), (2, 62.5, 100)])
+        rates = [(1, 87.5, 300, "read"), (2, 62.5, 100, "read"), (1, 10.0, 5, "write")]
+        for at, rate, load, mode in rates:
+            base.execute("INSERT INTO LLC VALUES (0, 0, ?, ?, ?, ?)", (at, rate, load, name_id(mode)))
         for place, each in enumerate(folder.kernels):
             begin = start_ns + round(each.start * 1000)
             base.execute("INSERT INTO TASK VALUES (?, ?, ?)", (begin, begin + round(each.duration * 1000), place))

@@ -15,6 +15,7 @@ from ascend_moe_train.profile.tables import CUBE_CORES, PIPES, Cache, Collective
 from ascend_moe_train.profile.text import MAX_US
 
 MAX_STAMP_NS = 2**62
+MAX_CACHES = 1000
 _PARTS = "step, computing, communication_not_overlapped, overlapped, free, stage, bubble, preparing"
 _STEPS = f"SELECT {_PARTS} FROM StepTraceTime"
 _CLUSTER_STEPS = f"SELECT \"index\", {_PARTS} FROM ClusterStepTraceTime WHERE type = 'rank'"
@@ -42,6 +43,7 @@ _COLLECTIVES = """
 SELECT n.value, g.value, c.startNs, c.endNs FROM COMMUNICATION_OP c
 LEFT JOIN STRING_IDS n ON n.id = c.opName LEFT JOIN STRING_IDS g ON g.id = c.groupName ORDER BY c.startNs
 """
+_CACHE = "SELECT c.llcId, s.value, c.hitRate, c.throughput FROM LLC c LEFT JOIN STRING_IDS s ON s.id = c.mode"
 _RATIOS = "SELECT p.globalTaskId, s.value, p.value FROM TASK_PMU_INFO p JOIN STRING_IDS s ON s.id = p.name"
 
 
@@ -171,25 +173,29 @@ class Database:
                 measured.add(task)
                 sums.measured_us += duration_us
 
-    def cache(self) -> Cache | None:
-        """The table LLC, whose rates are percentages."""
-        rows = [
-            (float(rate) / 100, float(load or 0.0))
-            for rate, load in self._ask("SELECT hitRate, throughput FROM LLC")
-            if isinstance(rate, int | float) and 0 <= rate <= 100 and isinstance(load or 0.0, int | float)
-        ]
-        if not rows:
-            return None
-        rates, total = [rate for rate, _ in rows], sum(load for _, load in rows)
-        return Cache(
-            kind="LLC",
-            samples=len(rows),
-            mean=sum(rates) / len(rates),
-            low=min(rates),
-            high=max(rates),
-            weighted=sum(rate * load for rate, load in rows) / total if total > 0 else None,
-            source=f"{self.path.name}:LLC",
-        )
+    def caches(self) -> list[Cache]:
+        """The table LLC, whose rates are percentages, by cache and direction."""
+        samples: dict[str, list[tuple[float, float]]] = {}
+        for number, mode, rate, load in self._ask(_CACHE):
+            is_number = isinstance(rate, int | float) and isinstance(load or 0.0, int | float)
+            if is_number and 0 <= rate <= 100 and 0 <= (load or 0.0) < 1e12 and len(samples) < MAX_CACHES:
+                name = f"LLC {number} {str(mode or '').capitalize()}".strip()
+                samples.setdefault(name, []).append((rate / 100, float(load or 0.0)))
+        found = []
+        for name, rows in sorted(samples.items()):
+            rates, total = [rate for rate, _ in rows], sum(load for _, load in rows)
+            found.append(
+                Cache(
+                    kind=name,
+                    samples=len(rows),
+                    mean=sum(rates) / len(rates),
+                    low=min(rates),
+                    high=max(rates),
+                    weighted=sum(rate * load for rate, load in rows) / total if total > 0 else None,
+                    source=f"{self.path.name}: LLC",
+                )
+            )
+        return found
 
     def _span(self, start: Any, end: Any, table: str) -> tuple[int, float]:
         start_ns = self._stamp(start, table)

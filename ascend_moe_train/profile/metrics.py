@@ -161,7 +161,7 @@ def _kernels(rank: Rank) -> Iterator[Figure]:
 
 def _caches(rank: Rank) -> Iterator[Figure]:
     best = next((each for each in rank.caches if each.kind == "L2"), None)
-    best = best or next((each for each in rank.caches if "Read" in each.kind or each.kind == "LLC"), None)
+    best = best or next((each for each in rank.caches if "Read" in each.kind), None)
     what = "hits / (hits + misses), counters pooled" if best and best.kind == "L2" else "mean of samples of the device"
     missing = NO_CACHE
     if "l2_cache_rows" in rank.written and "l2_hit_rate_mean_of_rows" not in rank.written:

@@ -148,8 +148,8 @@ def _read_database(database: Database, found: _Found) -> None:
     if not found.links and database.has("CommAnalyzerMatrix"):
         found.links = database.links()
         found.sources["links"] = f"{name}: CommAnalyzerMatrix"
-    if not found.caches and database.has("LLC") and (cache := database.cache()) is not None:
-        found.caches.append(cache)
+    if not found.caches and database.has("LLC", "STRING_IDS"):
+        found.caches += database.caches()
 
 
 def _fill_up(found: _Found) -> None:
