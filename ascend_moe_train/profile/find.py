@@ -17,6 +17,7 @@ MAX_DEPTH = 6
 NO_DEVICE: tuple[None] = (None,)
 MAX_FOLDERS = 20_000
 OUTPUT = "ASCEND_PROFILER_OUTPUT"
+OPPROF_FILES = ("OpBasicInfo.csv", "PipeUtilization.csv", "L2Cache.csv")  # of msprof op
 ANALYZE = "analyze"  # of msprof, beside MSPROF_OUTPUT
 MSPROF_OUTPUT = "mindstudio_profiler_output"
 CLUSTER_OUTPUT = "cluster_analysis_output"
@@ -105,10 +106,9 @@ def _sources_in(place: Path) -> list[Source]:
         return _old_msprof(place)
     if place.name == MSPROF_OUTPUT:
         return _msprof(place)
-    if place.name.startswith("OPPROF_") and (place / "OpBasicInfo.csv").is_file():
-        return [
-            Source(rank=None, writer="msprof op", folder=place, files={"kernel": tuple(sorted(place.glob("*.csv")))})
-        ]
+    own = tuple(path for name in OPPROF_FILES if (path := place / name).is_file())
+    if own:
+        return [Source(rank=None, writer="msprof op", folder=place, files={"kernel": own})]
     files = files_by_kind(place)
     if set(files) - {"database", "iterations"} or any(
         path.name.startswith("ascend_") for path in files.get("database", ())

@@ -37,8 +37,8 @@ def load(folder: Path, *, cache: Path | None = None) -> Capture:
         for each in read_cluster_output(place):
             by_rank.setdefault(each.rank, each)
     ranks = tuple(by_rank[rank] for rank in sorted(by_rank))
-    if not any(each.steps or each.kernels or each.collectives or each.iterations_us for each in ranks):
-        raise ProfileError(f"{folder}: its files hold no step, no kernel and no collective")
+    if not any(each.steps or each.kernels or each.collectives or each.iterations_us or each.caches for each in ranks):
+        raise ProfileError(f"{folder}: its files hold no step, no kernel, no collective and no counter")
     return Capture(folder=folder.resolve().name or str(folder), ranks=ranks)
 
 

@@ -16,6 +16,7 @@ from ascend_moe_train.profile.text import MISSING, Sheet, read_json
 from ascend_moe_train.profile.trace_view import Trace, read_trace
 
 TICK_US = 0.01
+BASIC = "OpBasicInfo.csv"
 _PIPELINE = re.compile(r"ascend_cluster_analyse_pipeline-parallel_(\d{1,6})_(\d{1,6})_")
 _PARTS_MS = ("computation_time", "communication_alone_time")
 
@@ -218,14 +219,27 @@ def step_of_trace(trace: Trace, step: str) -> Step | None:
 def read_opprof(source: Source) -> Rank:
     """One kernel by msprof op: its duration, pipes weighted by cycles, pooled cache counters. Raises ProfileError."""
     paths = {path.name: path for path in source.files["kernel"]}
-    sheet = Sheet(paths["OpBasicInfo.csv"])
+    cache = _pooled(paths["L2Cache.csv"]) if "L2Cache.csv" in paths else None
+    return Rank(
+        rank=source.rank or 0,
+        writer=source.writer,
+        folder=source.folder.name,
+        kernels=_one_kernel(paths[BASIC], paths.get("PipeUtilization.csv")) if BASIC in paths else (),
+        caches=(cache,) if cache else (),
+        sources={"kernels": BASIC} if BASIC in paths else {},
+    )
+
+
+def _one_kernel(path: Path, pipes_path: Path | None) -> tuple[KernelGroup, ...]:
+    """What OpBasicInfo.csv says of the kernel, with the mean of its pipes."""
+    sheet = Sheet(path)
     name, kind, duration = sheet.need("Op Name"), sheet.find("Op Type"), sheet.need("Task Duration(us)")
     time_us, title, core = 0.0, "", ""
     for row, cells in sheet.rows():
         time_us += sheet.number(cells, row, duration, "Task Duration(us)") or 0.0
         title, core = cells[name], cells[kind].strip().upper() if kind is not None else ""
     core = {"CUBE": "AI_CORE", "VECTOR": "AI_VECTOR_CORE", "MIX": "MIX_AIC"}.get(core, core)
-    pipes = _pipes(paths["PipeUtilization.csv"], core) if "PipeUtilization.csv" in paths else ()
+    pipes = _pipes(pipes_path, core) if pipes_path is not None else ()
     group = KernelGroup(
         type=title,
         core=core,
@@ -239,15 +253,7 @@ def read_opprof(source: Source) -> Rank:
         measured_us=time_us if pipes else 0.0,
         pipes_us=tuple(share * time_us for share in pipes),
     )
-    cache = _pooled(paths["L2Cache.csv"]) if "L2Cache.csv" in paths else None
-    return Rank(
-        rank=source.rank or 0,
-        writer=source.writer,
-        folder=source.folder.name,
-        kernels=(group,),
-        caches=(cache,) if cache else (),
-        sources={"kernels": "OpBasicInfo.csv"},
-    )
+    return (group,)
 
 
 def _pipes(path: Path, core: str) -> tuple[float, ...]:

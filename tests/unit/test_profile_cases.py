@@ -2,8 +2,10 @@
 out by hand from the files (expected.json)."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -270,3 +272,19 @@ def test_verdicts() -> None:
             assert cache_hit is not None and (cache_hit > 0.9) == wanted
         seen += 1
     assert seen >= 10
+
+
+def test_databases_say_what_text_says(tmp_path: Path) -> None:
+    case = "pt_qwen3_0p6b_pp2_4rank_l2"
+    text = {"communication.json", "communication_matrix.json", "step_trace_time.csv"}
+    shutil.copytree(CASES / case, tmp_path / case, ignore=lambda folder, names: text.intersection(names))
+    found, wanted = analyse(load(tmp_path / case)), analysis_of(case)
+    assert found.ranks[0].sources["collectives"] == "analysis.db: CommAnalyzerTime"
+    assert found.matching.waits_ms() == pytest.approx(wanted.matching.waits_ms())
+    assert found.matching.times_last() == wanted.matching.times_last()
+    assert [each.gb_per_s for each in found.links] == pytest.approx([each.gb_per_s for each in wanted.links])
+    for one, other in zip(found.kinds, wanted.kinds, strict=True):
+        assert (one.kind, one.operators) == (other.kind, other.operators)
+        assert (one.elapse_ms, one.size_mb) == (near(other.elapse_ms), near(other.size_mb))
+    for name in ("step", "computing", "exposed_comm", "free"):
+        assert found.value(name, 3) == near(wanted.value(name, 3) or 0.0, 6)

@@ -307,6 +307,8 @@ def test_one_kernel_of_msprof_op(tmp_path: Path) -> None:
     assert (rank.kernels[0].type, rank.kernels[0].total_us) == ("mm", 25.5)
     assert value(rank, "cube_mac") == pytest.approx(0.5)
     assert value(rank, "cache_hit") == 0.5
+    (place / "OpBasicInfo.csv").unlink()
+    assert value(only(tmp_path), "cache_hit") == 0.5
 
 
 def test_cluster_output_gives_ranks_that_nothing_else_gives(tmp_path: Path) -> None:
