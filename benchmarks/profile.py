@@ -73,10 +73,10 @@ def row(what: str, capture: str, taken: list[Taken], ours: Taken | None) -> Row:
 
 
 def size_words(folder: Path) -> str:
-    """The capture's ranks and bytes."""
+    """The capture's name, ranks and bytes."""
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     ranks = len(list(folder.rglob("profiler_info*.json")))
-    return f"{ranks} ranks, {size / 1e6:.1f} MB"
+    return f"{folder.resolve().name}: {ranks} ranks, {size / 1e6:.1f} MB"
 
 
 def measured(capture: Path, rounds: int, temporary: Path) -> list[Row]:
