@@ -166,7 +166,7 @@ def _kinds(evidence: Evidence) -> Iterator[Advice]:
             title=f"exposed communication: {words}",
             gain_ms=moving_ms,
             figures=(
-                f"{each.count:g} collectives a step ({', '.join(each.operators[:4])}) take {each.elapse_ms:.1f} ms, "
+                f"{each.count:.4g} collectives a step ({', '.join(each.operators[:4])}) take {each.elapse_ms:.1f} ms, "
                 f"{each.exposed_ms:.1f} ms of it with nothing computed meanwhile{waited}",
             )
             + ((f"{each.size_mb:.0f} MB a rank and step",) if each.size_mb else ()),

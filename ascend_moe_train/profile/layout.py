@@ -41,7 +41,7 @@ class Layout:
 
 
 def layout_of(ranks: Sequence[Rank], known: Known | None = None) -> Layout:
-    """From the metadata of all ranks; what a group without a name is for, from a run file, else from its operators."""
+    """From the metadata of all ranks; what a group without a name is for, from its ranks, else from its operators."""
     groups = {number: info for rank in ranks for number, info in rank.groups.items()}
     seen: dict[str, set[str]] = defaultdict(set)
     members: dict[str, set[int]] = defaultdict(set)
@@ -49,16 +49,27 @@ def layout_of(ranks: Sequence[Rank], known: Known | None = None) -> Layout:
         for each in rank.collectives:
             seen[each.group].add(each.kind)
             members[each.group].add(rank.rank)
+    of_ranks = _kinds_of_ranks(groups)
     kinds = {}
     for number in {*groups, *seen}:
         named = kind_of(groups[number].name) if number in groups else None
-        by_ranks = known.groups.get(frozenset(members[number])) if known is not None else None
+        own = frozenset(members[number])
+        by_ranks = (known.groups.get(own) if known is not None else None) or of_ranks.get(own)
         kinds[number] = named or by_ranks or kind_of_pattern(frozenset(seen[number]))
     sizes = next((rank.sizes for rank in ranks if rank.sizes), {})
     if known is not None:
         return Layout(stages=known.stages, kinds=kinds, groups=groups, sizes=sizes, source="the run file")
     found, source = _stages(ranks, groups, kinds, sizes)
     return Layout(stages=found, kinds=kinds, groups=groups, sizes=sizes, source=source)
+
+
+def _kinds_of_ranks(groups: Mapping[str, GroupInfo]) -> dict[frozenset[int], str]:
+    """What a group of exactly these ranks is for, where all groups of them that have a name agree."""
+    found: dict[frozenset[int], set[str]] = defaultdict(set)
+    for info in groups.values():
+        if len(info.ranks) > 1 and (kind := kind_of(info.name)) is not None:
+            found[frozenset(info.ranks)].add(kind)
+    return {ranks: next(iter(kinds)) for ranks, kinds in found.items() if len(kinds) == 1}
 
 
 def _stages(

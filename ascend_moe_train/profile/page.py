@@ -149,7 +149,7 @@ def _kinds(analysis: Analysis) -> str:
     rows = []
     for each in analysis.kinds:
         times = map(_ms, (each.elapse_ms, each.exposed_ms, each.wait_ms))
-        rows.append([each.kind, ", ".join(each.operators), f"{each.count:g}", *times, f"{each.size_mb:.0f}"])
+        rows.append([each.kind, ", ".join(each.operators), f"{each.count:.4g}", *times, f"{each.size_mb:.0f}"])
     return html_table(["for", "operators", "count", "ms", "exposed", "waiting", "MB"], rows, words=(0, 1))
 
 
@@ -204,7 +204,7 @@ def _operators(operators: Sequence[Operator]) -> str:
             each.type,
             *([each.shapes] if has_shapes else []),
             each.core,
-            f"{each.count:g}",
+            f"{each.count:.4g}",
             f"{each.total_ms:.2f}",
             f"{each.mean_us:.1f}",
             format_share(each.share),

@@ -141,7 +141,7 @@ def _kinds(analysis: Analysis) -> Table:
         values = (each.elapse_ms, each.exposed_ms, each.wait_ms)
         times = [UNKNOWN if value is None else f"{value:.1f}" for value in values]
         shown.add_row(
-            each.kind, escape(", ".join(each.operators[:4])), f"{each.count:g}", *times, f"{each.size_mb:.0f}"
+            each.kind, escape(", ".join(each.operators[:4])), f"{each.count:.4g}", *times, f"{each.size_mb:.0f}"
         )
     return shown
 
@@ -154,7 +154,7 @@ def _operators(analysis: Analysis) -> Table:
         shown.add_row(
             escape(each.type[:40]),
             escape(each.core),
-            f"{each.count:g}",
+            f"{each.count:.4g}",
             f"{each.total_ms:.2f}",
             format_share(each.share),
             each.bound or UNKNOWN,

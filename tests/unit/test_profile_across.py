@@ -154,6 +154,14 @@ def test_groups_without_a_name_are_told_by_their_operators() -> None:
     assert kind_of_pattern(frozenset({"allReduce"})) == "unknown"
 
 
+def test_groups_without_a_name_are_told_by_their_ranks(tmp_path: Path) -> None:
+    message = Message(start=50.0, duration=40.0, group="123")
+    found = analysed(tmp_path, [replace(EXAMPLE, messages=[message])] * 2)
+    assert [each.kind for each in found.kinds] == ["DP"]
+    alone = analysed(tmp_path / "alone", [replace(EXAMPLE, messages=[message])])
+    assert [each.kind for each in alone.kinds] == ["unknown"]
+
+
 def test_intervals_against_a_line_of_cells() -> None:
     source = np.random.default_rng(1)
     for _ in range(50):
