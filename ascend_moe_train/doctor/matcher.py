@@ -68,8 +68,9 @@ class Matcher:
         self._set.Compile()
         literals = {each for entry in self._entries for each in _encoded(entry)}
         known = [*sorted(literals), _CODE.encode(), _NUMBER.encode()]
-        self.known = re2.compile(b"|".join(known), options)
-        everything = [*known, *(each.encode() for each in (*_ANY_ERROR, _LOSS))]
+        errors = [each.encode() for each in _ANY_ERROR]
+        self.serious = re2.compile(b"|".join([*known, *errors]), options)
+        everything = [*known, *errors, _LOSS.encode()]
         self.anything = re2.compile(b"|".join(everything), options)
         self._code, self._number = re2.compile(_CODE), re2.compile(_NUMBER)
 

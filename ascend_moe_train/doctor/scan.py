@@ -14,8 +14,7 @@ MAX_LINE_BYTES = 8192  # what is looked at of a line
 MAX_QUOTED = 600
 MAX_EVENTS = 60  # of one rule in one source, and the last one
 MAX_FACTS = 2000
-MAX_LOSSES = 20_000
-MAX_UNKNOWN = 3000  # lines without a known text, of one source, that are looked at
+MAX_PLAIN = 20_000  # lines of one source that only hold figures, or nothing, and are looked at
 EDGE_BYTES = 65_536
 LOOK_BACK_BYTES = 8192
 NEW_START = "f-start"
@@ -62,7 +61,7 @@ class _Scanner:
     def __init__(self, name: str, actor: Actor, matcher: Matcher) -> None:
         self.found = Scanned(name=name, actor=actor)
         self._actor, self._matcher = actor, matcher
-        self._num_unknown = 0
+        self._num_plain = 0
         self._last_events: dict[str, Event] = {}
         self._tail = b""
         self._doubtful: list[Event] = []
@@ -106,22 +105,18 @@ class _Scanner:
         return found
 
     def _is_worth(self, block: bytes, start: int, end: int) -> bool:
-        """Whether to look at a line: those without a known text only as long as there were few."""
-        if self._num_unknown < MAX_UNKNOWN:
-            return True
-        hit = self._matcher.known.search(block, start, end)
-        return hit is not None
+        """Whether to look at a line: those without a known text or an error only as long as there were few."""
+        return self._num_plain < MAX_PLAIN or self._matcher.serious.search(block, start, end) is not None
 
     def _line(self, block: bytes, start: int, end: int, number: int) -> None:
         raw = block[start : min(end, start + MAX_LINE_BYTES)]
         whole = unsteered(text_of(raw)).strip()
         actor, level, text = split(whole, self._actor)
         matches = self._matcher.matches(text, level)
-        if not matches or not any(match.rule.codes or match.rule.match for match in matches):
-            self._num_unknown += 1
-        if len(self.found.losses) < MAX_LOSSES and "loss" in whole.lower():
+        if "loss" in whole.lower():
             self._losses(whole)
         if not matches:
+            self._num_plain += 1
             return
         moment = moment_of(whole) or _moment_before(block, start)
         place = Place(source=self.found.name, line=number)

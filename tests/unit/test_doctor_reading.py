@@ -159,3 +159,8 @@ def test_times(line: str, shown: str) -> None:
 def test_no_times() -> None:
     assert [moment_of(text) for text in ("", "a: b", "2026-13-45 10:00:00", "version 12:34")] == [None] * 4
     assert on_one_scale(Moment(kind="up", seconds=3.0), 0.0) is None
+
+
+def test_an_error_after_many_plain_lines() -> None:
+    log = "step 7 loss 2.5\n" * 30_000 + "Traceback (most recent call last):\nKeyError: 'x'\n"
+    assert told({"a.log": log})[0] == "py-exception"
