@@ -12,6 +12,7 @@ from ascend_moe_train.errors import ConfigError
 
 if TYPE_CHECKING:
     from ascend_moe_train.doctor.rule import Lang
+    from ascend_moe_train.doctor.verdict import Verdict
 
 EXIT_FAULT = 1
 PIPE = Path("-")
@@ -40,8 +41,18 @@ def command() -> None:
 @LANG
 @click.option("--all", "with_all", is_flag=True, help="The runners-up too.")
 @click.option("--html", "page_path", type=click.Path(path_type=Path), help="Write a page with a timeline over ranks.")
+@click.option("--run", "run_yaml", type=click.Path(path_type=Path), help="The run's file: planned memory beside it.")
+@click.option("--cluster", help="With --run: how many of which device, such as 64x910B.")
 @AS_JSON
-def diagnose(paths: tuple[Path, ...], lang: str, with_all: bool, page_path: Path | None, as_json: bool) -> int:
+def diagnose(
+    paths: tuple[Path, ...],
+    lang: str,
+    with_all: bool,
+    page_path: Path | None,
+    run_yaml: Path | None,
+    cluster: str | None,
+    as_json: bool,
+) -> int:
     """Say what happened by the logs in PATHS: a folder, files, a tar archive, - for a pipe; exit code 1 for a fault."""
     from ascend_moe_train.cli.long_run import progress_bar
     from ascend_moe_train.cli.out_file import check_out, write_out
@@ -54,6 +65,8 @@ def diagnose(paths: tuple[Path, ...], lang: str, with_all: bool, page_path: Path
     language = _lang(lang)
     if page_path is not None:
         check_out(page_path)
+    if (run_yaml is None) != (cluster is None):
+        raise ConfigError("--run and --cluster belong together: amt doctor LOGS --run run.yaml --cluster 64x910B")
     files = [path for path in paths if path != PIPE]
     pipe = cast(BufferedIOBase, sys.stdin.buffer) if len(files) < len(paths) else None
     with progress_bar(silent=as_json) as tell:
@@ -61,11 +74,24 @@ def diagnose(paths: tuple[Path, ...], lang: str, with_all: bool, page_path: Path
     book = rule_book()
     if page_path is not None:
         write_out(page_path, page(verdict, book, language))
+    sums = _memory_lines(verdict, run_yaml, cluster) if run_yaml is not None and cluster is not None else []
     if as_json:
-        click.echo(json.dumps(verdict_json(verdict, book), indent=2, ensure_ascii=False))
+        shown = verdict_json(verdict, book) | ({"memory": sums} if sums else {})
+        click.echo(json.dumps(shown, indent=2, ensure_ascii=False))
     else:
-        click.echo("\n".join(verdict_lines(verdict, book, language, with_all=with_all)))
+        click.echo("\n".join([*verdict_lines(verdict, book, language, with_all=with_all), *sums]))
     return EXIT_FAULT if verdict.cause is not None else 0
+
+
+def _memory_lines(verdict: "Verdict", run_yaml: Path, cluster: str) -> list[str]:
+    """The planner's sum beside what was observed."""
+    from ascend_moe_train.cli.config import whole_run
+    from ascend_moe_train.doctor.memory_sum import memory_lines
+    from ascend_moe_train.planner.hardware import catalogue, parse_cluster
+
+    return memory_lines(
+        verdict, lambda overrides: whole_run(run_yaml, overrides), parse_cluster(cluster, catalogue(None))
+    )
 
 
 @command.command("explain")

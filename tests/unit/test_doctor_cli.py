@@ -61,6 +61,31 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["rules"][0]["role"] == "wrapper"
 
 
+RUN = """\
+run: {dir: runs/x, steps: 600, precision: bf16}
+model: {preset: qwen3_30b_a3b}
+data: {train: [{path: corpora/a}], tokenizer: tokenizer.json, seq_len: 4096}
+batch: {global_sequences: 64, micro_sequences: 4}
+optim: {lr: 0.001}
+parallel: {ep: 8, zero_stage: 1}
+"""
+
+
+def test_memory_beside_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.yaml").write_text(RUN)
+    (tmp_path / "a.log").write_text(
+        "RuntimeError: NPU out of memory. Tried to allocate 2.00 GiB (NPU 0; 60.00 GiB total capacity; 56.00 GiB "
+        "already allocated; 1.00 GiB free; 57.00 GiB reserved in total by PyTorch)\n"
+    )
+    run = ["--run", str(tmp_path / "run.yaml"), "--cluster", "16x910B"]
+    assert main(["doctor", str(tmp_path / "a.log"), *run]) == 1
+    planned, observed, advice = capsys.readouterr().out.splitlines()[-3:]
+    assert planned.startswith("planned, stage 0: ")
+    assert observed.startswith("observed: 63.4 GB wanted, 61.2 GB held by this process and 2.15 GB by others")
+    assert advice.startswith(("smallest change that fits: --set ", "no change of micro-batch"))
+    assert main(["doctor", str(tmp_path / "a.log"), *run[:2]]) == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
