@@ -15,6 +15,7 @@ NAMES = (
     "pipeline",
     "recompute",
     "overlap",
+    "ablate",
     "plan_speed",
     "profile",
     "onebit",

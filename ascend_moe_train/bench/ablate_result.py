@@ -9,6 +9,7 @@ from ascend_moe_train.bench.ablate import Asked, Ladder
 from ascend_moe_train.bench.ladder import NUMERICS, Case, NumericsName
 from ascend_moe_train.bench.measured import Measured
 from ascend_moe_train.bench.result import Chart, Column, Result, Row, machine, now, shown, spread
+from ascend_moe_train.cluster.mpiexec import num_cores
 
 # How far a loss may be from that of the rung below where sums are only taken in another order: see docs/design.md, 8.
 SAME_LOSS = 1e-4
@@ -73,7 +74,9 @@ def result_of(ladder: Ladder, asked: Asked, command: str) -> Result:
         notes.insert(0, "Not finished: it was stopped; the same command goes on.")
     on = {each.device for each in measured}
     kernels = {name: found[0].kernels for name, found in ladder.measured.items()}
-    load = {"load of the last minute at the end": f"{os.getloadavg()[0]:.1f}"}
+    load, cores = os.getloadavg()[0], num_cores()
+    if load > asked.ranks + cores:
+        notes.insert(0, f"The machine had other work (load {load:.0f} on {cores} cores): times say little.")
     return Result(
         kind="ablate",
         title="What each technique gives",
@@ -91,7 +94,7 @@ def result_of(ladder: Ladder, asked: Asked, command: str) -> Result:
             "kernels": kernels,
         },
         notes=tuple(notes),
-        machine=machine() | load,
+        machine=machine(),
         made_at=now(),
     )
 

@@ -73,7 +73,7 @@ _RESULT = TypeAdapter(Result)
 
 def machine() -> dict[str, str]:
     """Versions, processor, load of the last minute, and the commit of a source tree."""
-    found = versions()
+    found = {name: value for name, value in versions().items() if name != "system"}
     found["load of the last minute"] = f"{os.getloadavg()[0]:.1f}"
     if (_ROOT / ".git").exists():
         words = ["git", "-C", str(_ROOT), "rev-parse", "--short", "HEAD"]

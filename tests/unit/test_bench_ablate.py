@@ -130,11 +130,19 @@ def test_what_is_finished_is_kept_for_the_same_question_only(asked: Asked, climb
     assert again.runs[4:] == ["kernels.0"]
 
 
+def test_a_busy_machine_is_named(asked: Asked, climbed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ladder = climbed(FakeRanks(), asked)
+    for load, is_busy in ((0.5, False), (1000.0, True)):
+        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, load, load))
+        notes = result_of(ladder, asked, "amt").notes
+        assert notes[0].startswith("The machine had other work (load 1000 on") is is_busy
+
+
 def test_a_stop_leaves_the_rest_and_the_next_start_goes_on(asked: Asked, climbed: Any) -> None:
     stopped = climbed(FakeRanks({"grouped.0": Outcome(exit_code=STOPPED)}), asked)
     assert stopped.exit_code == STOPPED and list(stopped.measured) == ["one_by_one"]
     result = result_of(stopped, asked, "amt")
-    assert result.notes[0].startswith("Not finished") and result.rows[1]["parity"] == "not measured"
+    assert any(note.startswith("Not finished") for note in result.notes) and result.rows[1]["parity"] == "not measured"
     rest = FakeRanks()
     assert climbed(rest, asked).exit_code is None and rest.runs == ["grouped.0", "kernels.0"]
 
