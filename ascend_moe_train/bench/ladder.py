@@ -37,6 +37,7 @@ START = (
     "parallel.receive_factor=null",
     "parallel.hierarchical_ranks=null",
     "parallel.dedup_tokens=null",
+    "parallel.dedup_tokens=null",
     "parallel.expert_wire=null",
     "parallel.expert_chunks=1",
 )

@@ -83,6 +83,12 @@ def test_rungs_have_what_those_below_have(run_yaml: Path) -> None:
 
 def test_what_the_run_file_says_of_a_technique_does_not_reach_the_first_rung(run_yaml: Path) -> None:
     given = (*DROPLESS, "parallel.compress.method=int8", "parallel.overlap=true", "recompute.policy=full")
+    given += (
+        "parallel.ep=4",
+        "parallel.hierarchical_ranks=2",
+        "parallel.dedup_tokens=copies",
+        "parallel.expert_wire=int8",
+    )
     first = config_of(run_yaml, made(run_yaml, 2, *given)["one_by_one"], *given)
     assert (first.parallel.compress.method, first.parallel.overlap) == ("none", False)
     assert first.recompute.policy == "none"
