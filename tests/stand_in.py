@@ -117,7 +117,8 @@ def launch_module(ranks: int, folder: Path, module: str, *arguments: str, step_s
 def program_of(command: str) -> str:
     """The first module or else the program of a command line."""
     words = command.split(" ")
-    return words[words.index("-m") + 1] if Path(words[0]).name.startswith("python") else Path(words[0]).name
+    is_module = Path(words[0]).name.startswith("python") and "-m" in words
+    return words[words.index("-m") + 1] if is_module else Path(words[0]).name
 
 
 def descendants(pid: int) -> dict[int, str]:

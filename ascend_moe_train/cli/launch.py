@@ -1,38 +1,30 @@
 """`amt launch`."""
 
 import contextlib
-import os
-import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ascend_moe_train.cli.config import OVERRIDES, RUN_FILE, whole_run
+from ascend_moe_train.cli import launch_jobs
+from ascend_moe_train.cli.config import OVERRIDES, RUN_FILE
+from ascend_moe_train.cli.launch_starts import Asked, HereStarts, HostStarts, Starts
 
 if TYPE_CHECKING:
     from ascend_moe_train.cluster.restarts import Restarts, Started
-    from ascend_moe_train.cluster.variables import Starter
-    from ascend_moe_train.cluster.verdict import Deadlines
     from ascend_moe_train.config import RunConfig
     from ascend_moe_train.train.view import View
 
-RANK_MODULE = "ascend_moe_train.cli.rank_main"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """The options before the command that is launched."""
-
-    ranks: int
-    starter: str
-    restarts: int | None
-    dry_run: bool
-
 
 @click.group("launch")
-@click.option("--ranks", required=True, type=int, help="How many ranks.")
+@click.option("--ranks", type=int, help="How many ranks, on this machine.")
+@click.option(
+    "--hostfile",
+    type=click.Path(path_type=Path),
+    help="On which hosts instead: lines such as 'node01 slots=8', with a rank on each slot.",
+)
+@click.option("--spares", default=0, help="How many of the hosts, the last ones, only take the places of bad ones.")
+@click.option("--env", multiple=True, metavar="NAME", help="A variable that ranks on other hosts are to have as well.")
 @click.option(
     "--starter",
     type=click.Choice(["auto", "mpiexec", "msrun"]),
@@ -45,10 +37,35 @@ class Asked:
     help="How often in a row to start again after a failure without a new checkpoint; else parallel.restarts.at_most.",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be run, and run nothing.")
+@click.option("--detach", is_flag=True, help="Go on in the background; see status, logs and stop.")
 @click.pass_context
-def command(context: click.Context, ranks: int, starter: str, restarts: int | None, dry_run: bool) -> None:
-    """Run a command as so many ranks of one run on this machine."""
-    context.obj = Asked(ranks=ranks, starter=starter, restarts=restarts, dry_run=dry_run)
+def command(
+    context: click.Context,
+    ranks: int | None,
+    hostfile: Path | None,
+    spares: int,
+    env: tuple[str, ...],
+    starter: str,
+    restarts: int | None,
+    dry_run: bool,
+    detach: bool,
+) -> None:
+    """Run a command as the ranks of one run, here or on several hosts; see how it fares, stop it."""
+    context.obj = Asked(
+        ranks=ranks,
+        hostfile=hostfile,
+        spares=spares,
+        env=env,
+        starter=starter,
+        restarts=restarts,
+        dry_run=dry_run,
+        detach=detach,
+    )
+
+
+command.add_command(launch_jobs.status)
+command.add_command(launch_jobs.logs)
+command.add_command(launch_jobs.stop)
 
 
 @command.command("train")
@@ -59,40 +76,41 @@ def command(context: click.Context, ranks: int, starter: str, restarts: int | No
 def train(asked: Asked, run_yaml: Path, overrides: tuple[str, ...], as_json: bool) -> int:
     """Train the model of RUN_YAML on all ranks together; the same command continues a run that was interrupted."""
     from ascend_moe_train.checkpoint.store import CHECKPOINTS, steps
-    from ascend_moe_train.cluster.ascend_environment import ascend_environment
-    from ascend_moe_train.cluster.evidence import Failed
-    from ascend_moe_train.cluster.launch import make_job, shown_command
-    from ascend_moe_train.cluster.mpiexec import rank_command
+    from ascend_moe_train.cluster.job_file import JobFile
+    from ascend_moe_train.cluster.launch import LOG_FOLDER
     from ascend_moe_train.cluster.restarts import run_with_restarts
-    from ascend_moe_train.cluster.supervise import Job
     from ascend_moe_train.train.json_view import JsonView
     from ascend_moe_train.train.live import LiveView
     from ascend_moe_train.train.start import check
 
-    started_s, config = time.time(), whole_run(run_yaml, overrides)
-    settings = [word for override in overrides for word in ("--set", override)]
-    arguments = ["train", "--json", *settings, "--", str(run_yaml)]
-    own, deadlines, run_dir = rank_command(RANK_MODULE, arguments), _deadlines(config), Path(config.run.dir)
-    starter = _starter(asked, config)
-    given = os.environ | (ascend_environment(config.ascend, os.environ) if _is_for_npus(config) else {})
-
-    def start(failed: Failed | None) -> Job:
-        return make_job(asked.ranks, own, deadlines, run_dir=run_dir, starter=starter, started_s=started_s, given=given)
-
-    first = start(None)
-    check(config, asked.ranks)
+    starts: Starts
+    if asked.hostfile is None:
+        starts = HereStarts(asked, run_yaml, overrides)
+    else:
+        starts = HostStarts(asked, asked.hostfile, run_yaml, overrides)
+    starts(None, lambda line: click.echo(line, err=True))
+    config = starts.config
+    check(config, starts.ranks)
     if asked.dry_run:
-        click.echo(shown_command(first))
+        click.echo("\n".join(starts.shown()))
         return 0
+    run_dir = Path(config.run.dir)
+    arguments = [str(run_yaml), *(word for override in overrides for word in ("--set", override))]
+    arguments += ["--json"] if as_json else []
+    if asked.detach:
+        return launch_jobs.detach([*asked.words(), "train", *arguments], run_dir)
+    job_file = JobFile(run_dir / LOG_FOLDER, [*asked.words(), "train", *arguments])
+    job_file.begin()
     table = LiveView(total_steps=config.run.steps, log_every=config.run.log_every)
     with JsonView() if as_json else table as view:
         outcome = run_with_restarts(
-            start,
+            starts,
             ViewScreen(view),
             _restarts(asked, config),
             lambda: max(steps(run_dir / CHECKPOINTS), default=None),
             lambda started, message: _doctored(started, message, run_dir),
         )
+    job_file.end(outcome.exit_code)
     if outcome.message is not None:
         click.echo(outcome.message, err=True)
     return outcome.exit_code
@@ -131,34 +149,9 @@ class ViewScreen:
             raise BrokenPipeError from None
 
 
-def _starter(asked: Asked, config: "RunConfig") -> "Starter":
-    """Raises ConfigError: a run on NPUs that has more ranks than this host has of them, unless nothing is run."""
-    from ascend_moe_train.cluster.msrun import check_devices, num_devices
-
-    is_ascend = _is_for_npus(config)
-    if is_ascend and not asked.dry_run:
-        check_devices(asked.ranks, num_devices())
-    if asked.starter == "mpiexec" or (asked.starter == "auto" and not is_ascend):
-        return "mpiexec"
-    return "msrun"
-
-
-def _is_for_npus(config: "RunConfig") -> bool:
-    from ascend_moe_train.cluster.msrun import num_devices
-
-    return config.run.device == "ascend" or (config.run.device == "auto" and num_devices() > 0)
-
-
 def _restarts(asked: Asked, config: "RunConfig") -> "Restarts":
     from ascend_moe_train.cluster.restarts import Restarts
 
     given = config.parallel.restarts
     at_most = given.at_most if asked.restarts is None else asked.restarts
     return Restarts(at_most=at_most, pause_s=given.pause_s, longest_pause_s=given.longest_pause_s)
-
-
-def _deadlines(config: "RunConfig") -> "Deadlines":
-    from ascend_moe_train.cluster.verdict import Deadlines
-
-    given = config.parallel.deadlines
-    return Deadlines(compile_s=given.compile_s, step_s=given.step_s, save_s=given.save_s)

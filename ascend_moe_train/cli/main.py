@@ -26,7 +26,10 @@ VERBS = MappingProxyType(
             "ascend_moe_train.cli.convert",
             "Hugging Face folders to checkpoints and back, each time with proof; new models from old ones.",
         ),
-        "launch": ("ascend_moe_train.cli.launch", "Run a command as so many ranks of one run on this machine."),
+        "launch": (
+            "ascend_moe_train.cli.launch",
+            "Run a command as the ranks of one run, here or on several hosts; see how it fares, stop it.",
+        ),
         "preflight": (
             "ascend_moe_train.cli.preflight",
             "Check whether the hosts of a job are fit for it, before it starts.",

@@ -11,11 +11,12 @@ Seconds = Annotated[float, Field(gt=0)]
 
 class DeadlineConfig(Part):
     """How long a rank may wait for the others before the run ends everywhere: while the step is compiled (its first
-    run), in any later step, and while a checkpoint is written."""
+    run), in any later step, and while a checkpoint is written. A host that says nothing for `host_s` is lost."""
 
     compile_s: Seconds = 1800.0
     step_s: Seconds = 300.0
     save_s: Seconds = 600.0
+    host_s: Annotated[float, Field(ge=5)] = 30.0
 
 
 class RestartConfig(Part):

@@ -20,13 +20,15 @@ _FORMAT_VERSION = 1
 @dataclass(frozen=True, kw_only=True)
 class Failed:
     """A failure: the rank that failed first (None: no rank did), what was said of it, where all ranks were, and, of
-    ranks that hung, stacks by rank."""
+    ranks that hung, stacks by rank. Of a job on several hosts, the `host` of that rank, and those that were `lost`."""
 
     rank: int | None
     exit_code: int
     message: str
     views: Sequence[RankView]
     stacks: Mapping[int, str]
+    host: str | None = None
+    lost: tuple[str, ...] = ()
 
 
 def keep_evidence(log_folder: Path, failed: Failed, *, run_id: str, checkpoint_step: int | None) -> Path:
@@ -71,6 +73,8 @@ def _facts(failed: Failed, run_id: str, checkpoint_step: int | None) -> dict[str
         "exit_code": failed.exit_code,
         "message": failed.message.splitlines()[0],
         "first_failed": None if view is None else _row(view),
+        "host": failed.host,
+        "lost_hosts": list(failed.lost),
         "last_step": max(steps, default=None),
         "checkpoint_step": checkpoint_step,
         "ranks": [_row(each) for each in failed.views],

@@ -37,6 +37,16 @@ class Member:
         """Whether its process may still run."""
         return self.ending is None and self.connection is not None
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal holds it."""
+        return self._stopped_since_s is not None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has said that it gives up."""
+        return self.status is not None and self.status.failure is not None
+
     def observe(self, status: Status | None, now_s: float) -> None:
         """Takes in its slot as it is now."""
         if status != self.status:

@@ -3,6 +3,7 @@
 import importlib.metadata
 import importlib.util
 import os
+import re
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,9 @@ from ascend_moe_train.errors import ConfigError
 MAX_RANKS_PER_CORE = 8
 MIN_RANKS_ALLOWED = 16
 
-_PACKAGE_ROOT = Path(__file__).parents[2]
+PACKAGE_ROOT = Path(__file__).parents[2]
+_LAUNCH = "HYDRA_LAUNCH:"
+_PROXY_WORD = re.compile(r"[A-Za-z0-9._:\[\]-]+")
 # What an MPI that we are started under has set for us, and would mislead the one that we start; and our own.
 _FOREIGN = ("PMI_", "PMIX_", "HYDRA_", "HYDI_", "MPI_LOCAL", "OMPI_COMM_", "MS_ROLE", "RANK_ID", "RANK_SIZE", "AMT_")
 
@@ -59,6 +62,33 @@ def command_line(mpiexec: Path, ranks: int, rank_command: Sequence[str]) -> list
     return [str(mpiexec), *here, "-n", str(ranks), *guard, *rank_command]
 
 
+def hosts_command_line(
+    mpiexec: Path, address: str, slots_by_node: Sequence[int], rank_command: Sequence[str]
+) -> list[str]:
+    """What starts ranks on several hosts, run on one that others reach at `address`: it prints the command of a proxy
+    for each host and waits for them (`proxy_words`). Ranks get the environment of their proxy, not that of mpiexec.
+
+    The names of hosts are labels here, which nobody looks up.
+    """
+    guard = [*python(), "-m", "ascend_moe_train.cluster.guard"]
+    labels = ",".join(f"node-{node}:{slots}" for node, slots in enumerate(slots_by_node))
+    how = ["-launcher", "manual", "-rmk", "user", "-localhost", address, "-hosts", labels, "-genvnone"]
+    return [str(mpiexec), *how, "-n", str(sum(slots_by_node)), *guard, *rank_command]
+
+
+def proxy_words(line: str) -> list[str] | None:
+    """The arguments of a proxy in a line of `hosts_command_line`'s output; None in any other."""
+    mark, *words = line.split() or [""]
+    return words[1:] if mark == _LAUNCH and words else None
+
+
+def proxy_command(mpiexec: Path, words: Sequence[str]) -> list[str]:
+    """What starts the ranks of this host. Raises ConfigError: no arguments of a proxy."""
+    if not all(_PROXY_WORD.fullmatch(word) for word in words):
+        raise ConfigError(f"these are no arguments of MPI's proxy: {' '.join(words)[:200]!r}")
+    return [str(mpiexec.with_name("hydra_pmi_proxy")), *words]
+
+
 def python() -> list[str]:
     """The running interpreter, with nothing imported from the working directory."""
     return [sys.executable, "-P"]
@@ -89,11 +119,15 @@ def rank_environment(ranks: int, given: Mapping[str, str], extra: Mapping[str, s
     }
     kept = {name: value for name, value in given.items() if not name.startswith(_FOREIGN)}
     environment = {**chosen, **kept, variables.RANKS: str(ranks), **extra}
-    installed = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}
-    if _PACKAGE_ROOT not in installed:
-        paths = [str(_PACKAGE_ROOT), *filter(None, [kept.get("PYTHONPATH")])]
+    if not is_installed():
+        paths = [str(PACKAGE_ROOT), *filter(None, [kept.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
     return environment
+
+
+def is_installed() -> bool:
+    """Whether this package is where the interpreter finds it by itself, and not a working copy."""
+    return PACKAGE_ROOT in {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}
 
 
 def missing(what: str) -> ConfigError:

@@ -10,6 +10,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ascend_moe_train.cluster.mpiexec import missing, python
@@ -18,6 +19,15 @@ from ascend_moe_train.errors import ConfigError
 MASTER = "127.0.0.1"
 _MODULE = "mindspore.parallel.cluster.run"
 _DEVICES = Path("/dev")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """One host of several: its number, how many ranks all have together, and the address of the first."""
+
+    number: int
+    world: int
+    master: str
 
 
 def num_devices() -> int:
@@ -31,19 +41,22 @@ def check_devices(ranks: int, found: int) -> None:
         raise ConfigError(f"--ranks {ranks}: this host has {found} NPUs (/dev/davinci*), and each rank needs one")
 
 
-def command_line(ranks: int, program: Sequence[str], *, log_folder: Path, port: int, meet_s: int) -> list[str]:
-    """What starts a program on all ranks: a script for `python`, or that word and what it is to run.
+def command_line(
+    ranks: int, program: Sequence[str], *, log_folder: Path, port: int, meet_s: int, node: Node | None = None
+) -> list[str]:
+    """What starts a program on all ranks of this host: a script for `python`, or that word and what it is to run.
 
-    `meet_s` is how long ranks wait for each other. Each rank has its number in RANK_ID; what rank i prints goes to
-    worker_i.log in `log_folder`. Raises ConfigError: MindSpore is not installed.
+    Without a `node` it is the only host. `meet_s` is how long ranks wait for each other. Each rank has its number in
+    RANK_ID; what rank i prints goes to worker_i.log in `log_folder`. Raises ConfigError: MindSpore is not installed.
     """
     if importlib.util.find_spec("mindspore") is None:
         raise missing("mindspore")
     options = {
-        "worker_num": ranks,
+        "worker_num": ranks if node is None else node.world,
         "local_worker_num": ranks,
-        "master_addr": MASTER,
+        "master_addr": MASTER if node is None else node.master,
         "master_port": port,
+        **({} if node is None else {"node_rank": node.number}),
         "log_dir": log_folder,
         "join": True,
         "cluster_time_out": meet_s,

@@ -42,14 +42,14 @@ class Started(Protocol):
 
 
 def run_with_restarts(
-    start: Callable[[Failed | None], Started],
+    start: Callable[[Failed | None, Callable[[str], None]], Started],
     screen: Screen,
     restarts: Restarts,
     checkpoint_step: Callable[[], int | None],
     doctored: Callable[[Started, str], str | None] = lambda started, message: None,
 ) -> Outcome:
-    """Runs what `start` makes (told of the failure before, if any) until it ends well, or as asked, or by a user's
-    mistake, or has failed once more than it may. Evidence of each failure is kept beside its logs.
+    """Runs what `start` makes (told of the failure before, if any, and how to remark on it) until it ends well, or as
+    asked, or by a user's mistake, or has failed once too often. Evidence of each failure is kept beside its logs.
 
     `checkpoint_step` is the step of the newest checkpoint, None without one: a restart counts until there is a newer.
     `doctored` is told of a start that failed, with its message, and says what more there is to say.
@@ -58,7 +58,7 @@ def run_with_restarts(
     failed: Failed | None = None
     known, count = checkpoint_step(), 0
     while True:
-        started = start(failed)
+        started = start(failed, lambda line: _say(screen, line))
         outcome = started.run(screen)
         failed = outcome.failed
         if failed is None:

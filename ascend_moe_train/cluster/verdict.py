@@ -37,11 +37,13 @@ class Deadlines:
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """How a rank's process ended: with an exit code, or by a signal; with neither if nobody saw it. `at_s` is when."""
+    """How a rank's process ended: with an exit code, or by a signal; with neither if nobody saw it, as what would have
+    was `lost_with` it. `at_s` is when."""
 
     at_s: float
     code: int | None = None
     signal_number: int | None = None
+    lost_with: str = "the process that watched over it"
 
     @property
     def was_lost(self) -> bool:
@@ -127,7 +129,7 @@ def ending_words(ending: Ending) -> str:
     if ending.signal_number is not None:
         return f"was killed by signal {ending.signal_number} ({_signal_name(ending.signal_number)})"
     if ending.was_lost:
-        return "was lost, with the process that watched over it,"
+        return f"was lost, with {ending.lost_with},"
     return f"ended with exit code {ending.code}"
 
 

@@ -82,8 +82,11 @@ def test_rungs_have_what_those_below_have(run_yaml: Path) -> None:
 
 
 def test_what_the_run_file_says_of_a_technique_does_not_reach_the_first_rung(run_yaml: Path) -> None:
-    given = (*DROPLESS, "parallel.compress.method=int8", "parallel.overlap=true", "recompute.policy=full")
-    given += (
+    given = (
+        *DROPLESS,
+        "parallel.compress.method=int8",
+        "parallel.overlap=true",
+        "recompute.policy=full",
         "parallel.ep=4",
         "parallel.hierarchical_ranks=2",
         "parallel.dedup_tokens=copies",

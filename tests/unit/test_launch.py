@@ -105,7 +105,11 @@ def test_any_machine_may_try_some_ranks(monkeypatch: pytest.MonkeyPatch) -> None
     ("arguments", "message"),
     [
         (["--ranks", "two", "train", "RUN"], "Invalid value for '--ranks': 'two' is not a valid integer."),
-        (["train", "RUN"], "Missing option '--ranks'."),
+        (["train", "RUN"], "--ranks or --hostfile is missing: say how many ranks, or on which hosts"),
+        (["--ranks", "2", "--spares", "1", "train", "RUN"], "--spares has no effect without --hostfile: leave it out"),
+        (["--hostfile", "none", "--ranks", "2", "train", "RUN"], "--ranks 2: with --hostfile there is a rank on each"),
+        (["--hostfile", "none", "train", "RUN"], "none: there is no such hostfile"),
+        (["--hostfile", "none", "--env", "NO_SUCH", "train", "RUN"], "--env NO_SUCH: is not set here"),
         (["--ranks", "2", "tran", "RUN"], "No such command 'tran'. Did you mean 'train'?"),
         (["--ranks", "2", "train"], "Missing argument 'RUN_YAML'."),
         (["--ranks", "2", "train", "none.yaml"], "none.yaml: cannot be read: No such file or directory"),

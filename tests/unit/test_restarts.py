@@ -62,7 +62,7 @@ def run(
     """Starts that end as given, with the newest checkpoint then; the outcome, how many were made, what was said."""
     left, made, newest, lines = list(outcomes), 0, None, Lines()
 
-    def start(failed: Failed | None) -> Start:
+    def start(failed: Failed | None, say: Callable[[str], None]) -> Start:
         nonlocal made
         assert (failed is None) == (made == 0)
         made += 1
@@ -126,7 +126,7 @@ def test_a_stop_in_a_pause_ends_it() -> None:
     before = signal.signal(signal.SIGALRM, lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
     try:
         forever = Restarts(at_most=1, pause_s=3000.0, longest_pause_s=3000.0)
-        outcome = run_with_restarts(lambda failed: Start(failure(), lambda: None), Asks(), forever, lambda: None)
+        outcome = run_with_restarts(lambda failed, say: Start(failure(), lambda: None), Asks(), forever, lambda: None)
     finally:
         signal.signal(signal.SIGALRM, before)
     assert outcome == Outcome(exit_code=143)
@@ -192,6 +192,8 @@ def test_each_failure_is_shown_to_who_asks() -> None:
 
     left = [Outcome(exit_code=0), failure(), failure()]
     lines = Lines()
-    outcome = run_with_restarts(lambda failed: Start(left.pop(), lambda: None), lines, NO_PAUSE, lambda: None, doctored)
+    outcome = run_with_restarts(
+        lambda failed, say: Start(left.pop(), lambda: None), lines, NO_PAUSE, lambda: None, doctored
+    )
     assert outcome.exit_code == 0 and told == [failure().message] * 2
     assert [line for line in lines.said if line.startswith("verdict")] == ["verdict 1", "verdict 2"]
