@@ -7,11 +7,11 @@ from ascend_moe_train.errors import ConfigError
 from ascend_moe_train.parallel.mesh import mesh_of
 from ascend_moe_train.planner.hardware import Cluster
 from ascend_moe_train.planner.plan import Job
-from ascend_moe_train.planner.run_file import KEPT
+from ascend_moe_train.planner.run_file import KEPT, OURS_ONLY
 from ascend_moe_train.planner.search import search
 
 # What of section `parallel` has nothing to do with the number of ranks; what tokens travel by goes with ep above 1.
-_STAYS = (*KEPT, "compress")
+_STAYS = (*KEPT, *OURS_ONLY, "compress")
 _WITH_EXPERTS = ("expert_wire", "receive_factor")
 
 
