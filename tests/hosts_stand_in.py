@@ -1,5 +1,5 @@
-"""Two hosts that are this machine under two addresses: their agents are child processes, and all else is as it is over
-SSH. Ranks are the stand-ins of `tests.stand_in`."""
+"""A launcher of ranks on several hosts: unless others are given two, that are this machine under two addresses. Their
+agents are child processes, and all else is as it is over SSH. Ranks are the stand-ins of `tests.stand_in`."""
 
 import json
 import subprocess
@@ -15,10 +15,12 @@ LAUNCHER = "import sys; from tests.hosts_stand_in import run_launcher; run_launc
 SLOTS = 2
 STEP_S = 6.0
 SILENCE_S = 8.0
+HERE = {"host2": "127.0.0.2", "host3": "127.0.0.3"}
 
 
 def run_launcher(arguments: list[str]) -> None:
-    """The launcher process: folder of the run, module and arguments of a rank, fields of tasks to change."""
+    """The launcher process: folder of the run, hosts by name, module of a rank, fields of tasks to change, and the
+    rank's arguments."""
     from dataclasses import replace
 
     from ascend_moe_train.cluster.hostfile import Host
@@ -26,8 +28,8 @@ def run_launcher(arguments: list[str]) -> None:
     from ascend_moe_train.cluster.output import PlainScreen
     from ascend_moe_train.cluster.verdict import Deadlines
 
-    folder, module, changes, *rest = arguments
-    hosts = [Host(name=f"host{n}", address=f"127.0.0.{n}", slots=SLOTS) for n in (2, 3)]
+    folder, addresses, module, changes, *rest = arguments
+    hosts = [Host(name=name, address=address, slots=SLOTS) for name, address in json.loads(addresses).items()]
     job = make_hosts_job(
         hosts,
         module,
@@ -48,10 +50,18 @@ def run_launcher(arguments: list[str]) -> None:
     sys.exit(outcome.exit_code)
 
 
+def launcher_command(
+    folder: Path, addresses: dict[str, str], module: str, *arguments: str, changes: dict[str, Any] | None = None
+) -> list[str]:
+    """The words of a launcher of any module on hosts, whose tasks are changed."""
+    given = [str(folder), json.dumps(addresses), module, json.dumps(changes or {}), *arguments]
+    return [sys.executable, "-c", LAUNCHER, *given]
+
+
 def launch_on_hosts(folder: Path, module: str, *arguments: str, changes: dict[str, Any] | None = None) -> Launched:
     """Starts a launcher of any module on both hosts."""
     process = subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, str(folder), module, json.dumps(changes or {}), *arguments],
+        launcher_command(folder, HERE, module, *arguments, changes=changes),
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
