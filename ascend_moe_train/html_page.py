@@ -3,11 +3,17 @@
 import base64
 import hashlib
 import html
+import importlib.resources
 import json
 import re
 from collections.abc import Mapping, Sequence
 
 _MARKER = re.compile(r"\{\{(\w+)\}\}")
+
+
+def asset(package: str, name: str) -> str:
+    """The text of a file in the folder `assets` of a package."""
+    return importlib.resources.files(package).joinpath("assets", name).read_text("utf-8")
 
 
 def filled(template: str, parts: Mapping[str, str]) -> str:

@@ -7,9 +7,10 @@ from typing import Any
 
 from ascend_moe_train.bench.ladder import Case, cases, chosen, start_of
 from ascend_moe_train.bench.measured import Measured, keep, kept_for
-from ascend_moe_train.bench.runs import Say, is_for_npus, trained
+from ascend_moe_train.bench.runs import Say, trained
 from ascend_moe_train.cluster.mpiexec import check_ranks
 from ascend_moe_train.cluster.msrun import check_devices, num_devices
+from ascend_moe_train.cluster.of_run import is_for_npus
 from ascend_moe_train.config import RunConfig, load_run, run_to_dict
 from ascend_moe_train.errors import ConfigError, DataError
 from ascend_moe_train.parallel.mesh import mesh_of

@@ -1,20 +1,19 @@
 """The page of a benchmark: one HTML file with its table and bars, which loads nothing and needs no script. Pure."""
 
 import html
-import importlib.resources
 import json
 from collections.abc import Iterable, Sequence
 
 from ascend_moe_train.bench.bars import bars
 from ascend_moe_train.bench.result import Chart, Result, shown
-from ascend_moe_train.html_page import filled, policy_hash
+from ascend_moe_train.html_page import asset, filled, policy_hash
 
 WORDS = "text"
 
 
 def page(result: Result, charts: Sequence[Chart]) -> str:
     """The page as text. All strings may hold anything: they are escaped here."""
-    style = _asset("bench.css")
+    style = asset(__package__, "bench.css")
     sections = [_card("Figures", _table(result)), *(bars(chart, result.rows, result.columns) for chart in charts)]
     notes = "".join(f"<p>{html.escape(note)}</p>" for note in result.notes)
     facts = {name: _said(value) for name, value in result.settings.items()} | result.machine
@@ -27,11 +26,7 @@ def page(result: Result, charts: Sequence[Chart]) -> str:
         "style": style,
         "style_hash": policy_hash(style),
     }
-    return filled(_asset("bench.html"), parts)
-
-
-def _asset(name: str) -> str:
-    return importlib.resources.files("ascend_moe_train.bench").joinpath("assets", name).read_text("utf-8")
+    return filled(asset(__package__, "bench.html"), parts)
 
 
 def _said(value: object) -> str:

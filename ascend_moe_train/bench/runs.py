@@ -9,13 +9,12 @@ from typing import Any
 
 from ascend_moe_train.bench.ladder import PutIn
 from ascend_moe_train.bench.measured import ASKED, FOUND, Measured, read_measured
-from ascend_moe_train.cluster.ascend_environment import ascend_environment
 from ascend_moe_train.cluster.launch import launch, make_job
 from ascend_moe_train.cluster.mpiexec import rank_command
-from ascend_moe_train.cluster.msrun import num_devices
+from ascend_moe_train.cluster.of_run import deadlines_of, is_for_npus, npu_variables
 from ascend_moe_train.cluster.output import labelled
 from ascend_moe_train.cluster.supervise import Job
-from ascend_moe_train.cluster.verdict import EXITS_STOPPED, Deadlines
+from ascend_moe_train.cluster.verdict import EXITS_STOPPED
 from ascend_moe_train.config import RunConfig, run_to_dict
 from ascend_moe_train.errors import MetricsError
 from ascend_moe_train.train.metrics import record_of_line, replace_file
@@ -81,18 +80,11 @@ def trained(
 
 def training_job(config: RunConfig, ranks: int, folder: Path) -> Job:
     """The ranks of a run, started as `amt launch` starts them. Raises ConfigError as `make_job` does."""
-    is_npu = is_for_npus(config)
-    given: Mapping[str, str] = os.environ | (ascend_environment(config.ascend, os.environ) if is_npu else {})
     return make_job(
         ranks,
         rank_command(RANK_MODULE, [str(folder)]),
-        Deadlines(**config.parallel.deadlines.model_dump()),
+        deadlines_of(config),
         run_dir=folder,
-        starter="msrun" if is_npu else "mpiexec",
-        given=given,
+        starter="msrun" if is_for_npus(config) else "mpiexec",
+        given=os.environ | npu_variables(config),
     )
-
-
-def is_for_npus(config: RunConfig) -> bool:
-    """Whether each rank is to have an NPU."""
-    return config.run.device == "ascend" or (config.run.device == "auto" and num_devices() > 0)

@@ -5,9 +5,10 @@ from pathlib import Path
 
 from ascend_moe_train.bench.measured import Measured
 from ascend_moe_train.bench.result import Column, Result, Row, Shows, machine, now, shown
-from ascend_moe_train.bench.runs import Ended, Say, is_for_npus, trained
+from ascend_moe_train.bench.runs import Ended, Say, trained
 from ascend_moe_train.cluster.mpiexec import check_ranks
 from ascend_moe_train.cluster.msrun import check_devices, num_devices
+from ascend_moe_train.cluster.of_run import is_for_npus
 from ascend_moe_train.config import RunConfig, load_run
 from ascend_moe_train.errors import ConfigError
 from ascend_moe_train.model.adapters import run_flops_per_token

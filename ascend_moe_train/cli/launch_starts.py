@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ascend_moe_train.cluster.restarts import Started
     from ascend_moe_train.cluster.supervise import Job
     from ascend_moe_train.cluster.variables import Starter
-    from ascend_moe_train.cluster.verdict import Deadlines
     from ascend_moe_train.config import RunConfig
 
 RANK_MODULE = "ascend_moe_train.cli.rank_main"
@@ -84,15 +83,16 @@ class HereStarts:
     def __call__(self, failed: "Failed | None", say: Say) -> "Job":
         """See Starts."""
         from ascend_moe_train.cluster.launch import make_job
+        from ascend_moe_train.cluster.of_run import deadlines_of, npu_variables
 
         return make_job(
             self.ranks,
             self._command,
-            _deadlines(self.config),
+            deadlines_of(self.config),
             run_dir=Path(self.config.run.dir),
             starter=self._starter,
             started_s=self._started_s,
-            given=os.environ | _for_npus(self.config),
+            given=os.environ | npu_variables(self.config),
         )
 
     def shown(self) -> list[str]:
@@ -110,13 +110,14 @@ class HostStarts:
         from ascend_moe_train.cluster.host_pool import BAD_HOSTS, HostPool
         from ascend_moe_train.cluster.hostfile import read_hostfile
         from ascend_moe_train.cluster.launch import LOG_FOLDER
+        from ascend_moe_train.cluster.of_run import npu_variables
 
         if asked.ranks is not None:
             raise ConfigError(f"--ranks {asked.ranks}: with --hostfile there is a rank on each slot of its hosts")
         self._run_yaml, self._overrides, self._started_s = run_yaml, overrides, time.time()
         self._written = self.config = whole_run(run_yaml, overrides)
         self._starter = _starter(asked, self.config)
-        self._environment = _passed_on(asked.env) | _for_npus(self.config)
+        self._environment = _passed_on(asked.env) | npu_variables(self.config)
         bad_list = Path(self.config.run.dir) / LOG_FOLDER / BAD_HOSTS
         self._pool = HostPool(read_hostfile(hostfile).hosts, asked.spares, bad_list)
         self.ranks = sum(host.slots for host in self._pool.active)
@@ -126,6 +127,7 @@ class HostStarts:
     def __call__(self, failed: "Failed | None", say: Say) -> "HostsJob":
         """See Starts."""
         from ascend_moe_train.cluster.hosts_job import make_hosts_job
+        from ascend_moe_train.cluster.of_run import deadlines_of
 
         if failed is not None:
             self._remarks += self._pool.after(failed)
@@ -141,7 +143,7 @@ class HostStarts:
             hosts,
             RANK_MODULE,
             _arguments(self._run_yaml, (*self._overrides, *settings)),
-            _deadlines(self.config),
+            deadlines_of(self.config),
             run_dir=Path(self.config.run.dir),
             silence_s=self.config.parallel.deadlines.host_s,
             started_s=self._started_s,
@@ -184,32 +186,14 @@ def _arguments(run_yaml: Path, overrides: tuple[str, ...]) -> list[str]:
 def _starter(asked: Asked, config: "RunConfig") -> "Starter":
     """Raises ConfigError: a run on NPUs that has more ranks than this host has of them, unless nothing is run."""
     from ascend_moe_train.cluster.msrun import check_devices, num_devices
+    from ascend_moe_train.cluster.of_run import is_for_npus
 
-    is_ascend = _is_for_npus(config)
+    is_ascend = is_for_npus(config)
     if is_ascend and asked.ranks is not None and not asked.dry_run:
         check_devices(asked.ranks, num_devices())
     if asked.starter == "mpiexec" or (asked.starter == "auto" and not is_ascend):
         return "mpiexec"
     return "msrun"
-
-
-def _is_for_npus(config: "RunConfig") -> bool:
-    from ascend_moe_train.cluster.msrun import num_devices
-
-    return config.run.device == "ascend" or (config.run.device == "auto" and num_devices() > 0)
-
-
-def _for_npus(config: "RunConfig") -> dict[str, str]:
-    from ascend_moe_train.cluster.ascend_environment import ascend_environment
-
-    return dict(ascend_environment(config.ascend, os.environ)) if _is_for_npus(config) else {}
-
-
-def _deadlines(config: "RunConfig") -> "Deadlines":
-    from ascend_moe_train.cluster.verdict import Deadlines
-
-    given = config.parallel.deadlines
-    return Deadlines(compile_s=given.compile_s, step_s=given.step_s, save_s=given.save_s)
 
 
 def _passed_on(names: tuple[str, ...]) -> dict[str, str]:

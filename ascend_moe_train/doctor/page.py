@@ -1,7 +1,6 @@
 """The page of a verdict: one HTML file with a timeline over ranks, which loads nothing and needs no script. Pure."""
 
 import html
-import importlib.resources
 from collections.abc import Sequence
 
 from ascend_moe_train.doctor.clock import shown_time
@@ -9,7 +8,7 @@ from ascend_moe_train.doctor.event import Event
 from ascend_moe_train.doctor.rule import Lang, RuleBook
 from ascend_moe_train.doctor.verdict import Verdict
 from ascend_moe_train.doctor.words import verdict_lines
-from ascend_moe_train.html_page import filled, policy_hash
+from ascend_moe_train.html_page import asset, filled, policy_hash
 
 MAX_ROWS, MAX_MARKS = 128, 40
 WIDTH, ROW, LEFT = 900, 18, 110
@@ -17,7 +16,7 @@ WIDTH, ROW, LEFT = 900, 18, 110
 
 def page(verdict: Verdict, book: RuleBook, lang: Lang) -> str:
     """The page as text. All strings may hold anything: they are escaped here."""
-    style = _asset("doctor.css")
+    style = asset(__package__, "doctor.css")
     lines = verdict_lines(verdict, book, lang, with_all=True)
     parts = {
         "title": html.escape(lines[0]),
@@ -26,11 +25,7 @@ def page(verdict: Verdict, book: RuleBook, lang: Lang) -> str:
         "style": style,
         "style_hash": policy_hash(style),
     }
-    return filled(_asset("doctor.html"), parts)
-
-
-def _asset(name: str) -> str:
-    return importlib.resources.files("ascend_moe_train.doctor").joinpath("assets", name).read_text("utf-8")
+    return filled(asset(__package__, "doctor.html"), parts)
 
 
 def _timeline(verdict: Verdict) -> str:

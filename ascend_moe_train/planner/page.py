@@ -1,10 +1,9 @@
 """The planner's page: one HTML file with tables and drawings, which loads nothing and needs no script. Pure."""
 
 import html
-import importlib.resources
 from collections.abc import Sequence
 
-from ascend_moe_train.html_page import filled, policy_hash
+from ascend_moe_train.html_page import asset, card, filled, policy_hash
 from ascend_moe_train.parallel.schedule import SENDS, Action, Kind, schedule
 from ascend_moe_train.parallel.timeline import Timeline, simulate
 from ascend_moe_train.planner.draw import Item, Point, front, memory_bars, step_rows
@@ -36,7 +35,7 @@ def timeline_of(job: Job, best: Scored) -> Timeline:
 
 def page(job: Job, cluster: Cluster, title: str, best: Sequence[Scored], seen: Sequence[Scored], notes: str) -> str:
     """The page as text. All strings may hold anything: they are escaped here."""
-    style = _asset("plan.css")
+    style = asset("ascend_moe_train", "page.css") + asset(__package__, "plan.css")
     chosen, room = best[0], cluster.device.memory_bytes
     stages = [
         [Item(name=name, size_bytes=size) for name, size in stage.items.items() if size > 0]
@@ -44,12 +43,12 @@ def page(job: Job, cluster: Cluster, title: str, best: Sequence[Scored], seen: S
     ]
     timeline = timeline_of(job, chosen)
     sections = [
-        _card("Plans", _table(best)),
-        _card("Memory of each pipeline stage", memory_bars(stages, room)),
-        _card("Where the step goes", _parts(chosen)),
-        _card(f"Timeline of the passes, {plan_words(chosen.plan)}", step_rows(timeline)),
-        _card("Time of a step against memory, of every plan evaluated that fits", front(_points(best, seen), room)),
-        _card("Notes", f"<pre>{html.escape(notes)}</pre>"),
+        card("Plans", _table(best)),
+        card("Memory of each pipeline stage", memory_bars(stages, room)),
+        card("Where the step goes", _parts(chosen)),
+        card(f"Timeline of the passes, {plan_words(chosen.plan)}", step_rows(timeline)),
+        card("Time of a step against memory, of every plan evaluated that fits", front(_points(best, seen), room)),
+        card("Notes", f"<pre>{html.escape(notes)}</pre>"),
     ]
     parts = {
         "title": html.escape(title),
@@ -59,15 +58,7 @@ def page(job: Job, cluster: Cluster, title: str, best: Sequence[Scored], seen: S
         "style": style,
         "style_hash": policy_hash(style),
     }
-    return filled(_asset("plan.html"), parts)
-
-
-def _asset(name: str) -> str:
-    return importlib.resources.files("ascend_moe_train.planner").joinpath("assets", name).read_text("utf-8")
-
-
-def _card(title: str, body: str) -> str:
-    return f'<section class="card"><h2>{html.escape(title)}</h2>{body}</section>'
+    return filled(asset(__package__, "plan.html"), parts)
 
 
 def _tiles(best: Scored) -> str:

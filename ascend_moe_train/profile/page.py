@@ -1,10 +1,9 @@
 """The page of a capture: one HTML file with tables and drawings, which loads nothing and needs no script. Pure."""
 
 import html
-import importlib.resources
 from collections.abc import Iterator, Sequence
 
-from ascend_moe_train.html_page import filled, policy_hash
+from ascend_moe_train.html_page import asset, filled, policy_hash
 from ascend_moe_train.profile.analysis import Analysis
 from ascend_moe_train.profile.draw import MAX_ROWS, heat, memory_curves, step_bars, timeline
 from ascend_moe_train.profile.operators import Operator
@@ -17,7 +16,7 @@ MAX_CURVES = 4
 
 def page(analysis: Analysis, prediction: Prediction | None = None) -> str:
     """The page as text. All strings may hold anything: they are escaped here."""
-    style = _asset("profile.css")
+    style = asset("ascend_moe_train", "page.css") + asset(__package__, "profile.css")
     parts = {
         "title": html.escape(analysis.capture.folder),
         "status": html.escape(_status(analysis)),
@@ -26,11 +25,7 @@ def page(analysis: Analysis, prediction: Prediction | None = None) -> str:
         "style": style,
         "style_hash": policy_hash(style),
     }
-    return filled(_asset("profile.html"), parts)
-
-
-def _asset(name: str) -> str:
-    return importlib.resources.files("ascend_moe_train.profile").joinpath("assets", name).read_text("utf-8")
+    return filled(asset(__package__, "profile.html"), parts)
 
 
 def _status(analysis: Analysis) -> str:

@@ -1,10 +1,9 @@
 """The page of a selftest: one HTML file for a bug report, which loads nothing and needs no script. Pure."""
 
 import html
-import importlib.resources
 from collections.abc import Sequence
 
-from ascend_moe_train.html_page import card, cell, filled, policy_hash, table
+from ascend_moe_train.html_page import asset, card, cell, filled, policy_hash, table
 from ascend_moe_train.selftest.results import Result
 from ascend_moe_train.selftest.suite import MACHINE, Report
 from ascend_moe_train.selftest.words import short_figures, shown, verdict
@@ -16,7 +15,7 @@ TIMES = ("first step, s", "step, s", "slowest later step, s", "tokens/s", "check
 
 def page(report: Report) -> str:
     """The page as text. All strings may hold anything: they are escaped here."""
-    style = _asset("selftest.css")
+    style = asset(__package__, "selftest.css")
     # what was not run has a table of its own, and the machine too
     titles = dict.fromkeys(_title(each) for each in report.results if each.status != "not run" and each.part != MACHINE)
     sections = [_wrong(report.results), *(_matrix(title, report.results) for title in titles), _times(report.results)]
@@ -34,11 +33,7 @@ def page(report: Report) -> str:
         "style": style,
         "style_hash": policy_hash(style),
     }
-    return filled(_asset("selftest.html"), parts)
-
-
-def _asset(name: str) -> str:
-    return importlib.resources.files("ascend_moe_train.selftest").joinpath("assets", name).read_text("utf-8")
+    return filled(asset(__package__, "selftest.html"), parts)
 
 
 def _title(result: Result) -> str:

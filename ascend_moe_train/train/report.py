@@ -1,12 +1,11 @@
 """The report of a run: one HTML file with its curves, expert load, configuration and versions. Pure."""
 
 import html
-import importlib.resources
 import re
 from pathlib import Path
 
 from ascend_moe_train.errors import MetricsError
-from ascend_moe_train.html_page import filled, policy_hash, script_json
+from ascend_moe_train.html_page import asset, filled, policy_hash, script_json
 from ascend_moe_train.train.metrics import replace_file
 from ascend_moe_train.train.report_data import RunData, read_run, series_json, skipped_json
 from ascend_moe_train.train.report_figures import comm_table, evaluation_table, status, tiles, versions_table
@@ -39,8 +38,8 @@ def write_report(run_dir: Path) -> Path:
 
 def render(title: str, data: RunData, info: RunInfo | None, *, config: str | None, sample: str | None) -> str:
     """The page as text. All strings may hold anything: they are escaped here."""
-    style = _asset("report.css")
-    script = _asset("report.js") + _asset("heatmap.js")
+    style = asset(__package__, "report.css")
+    script = asset(__package__, "report.js") + asset(__package__, "heatmap.js")
     payload = {
         "series": series_json(data),
         "skipped": skipped_json(data),
@@ -58,11 +57,7 @@ def render(title: str, data: RunData, info: RunInfo | None, *, config: str | Non
         "style_hash": policy_hash(style),
         "script_hash": policy_hash(script),
     }
-    return filled(_asset("report.html"), parts)
-
-
-def _asset(name: str) -> str:
-    return importlib.resources.files("ascend_moe_train.train").joinpath("assets", name).read_text("utf-8")
+    return filled(asset(__package__, "report.html"), parts)
 
 
 def _read_text(path: Path) -> str | None:

@@ -1,7 +1,6 @@
 """What `amt preflight` shows: lines, JSON, commands to mend things, one page. Pure."""
 
 import html
-import importlib.resources
 import shlex
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -9,7 +8,7 @@ from typing import Any
 
 from ascend_moe_train.cluster.preflight.model import Check, Outcome
 from ascend_moe_train.cluster.preflight.run import Verdict
-from ascend_moe_train.html_page import card, cell, filled, policy_hash, table
+from ascend_moe_train.html_page import asset, card, cell, filled, policy_hash, table
 
 MOST_COLUMNS = 8
 MARKS = {"ok": "ok", "failed": "FAILED", "unknown": "?"}
@@ -103,7 +102,7 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
 
 def page(verdict: Verdict) -> str:
     """The page as text. All strings may hold anything: they are escaped here."""
-    style = _asset("preflight.css")
+    style = asset(__package__, "preflight.css")
     findings = verdict.findings
     sections = []
     if findings:
@@ -132,7 +131,7 @@ def page(verdict: Verdict) -> str:
         "style": style,
         "style_hash": policy_hash(style),
     }
-    return filled(_asset("preflight.html"), parts)
+    return filled(asset(__package__, "preflight.html"), parts)
 
 
 def _mark(outcome: Outcome | None) -> str:
@@ -140,7 +139,3 @@ def _mark(outcome: Outcome | None) -> str:
         return "<td></td>"
     title = html.escape(outcome.found, quote=True)
     return f'<td class="{outcome.status}" title="{title}">{MARKS[outcome.status]}</td>'
-
-
-def _asset(name: str) -> str:
-    return importlib.resources.files("ascend_moe_train.cluster.preflight").joinpath("assets", name).read_text("utf-8")
