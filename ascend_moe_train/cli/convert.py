@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ascend_moe_train.cli.finite_range import FiniteRange
 from ascend_moe_train.cli.long_run import progress_bar, stop_cleanly
 
 if TYPE_CHECKING:
@@ -66,7 +67,9 @@ def import_command(
 @click.option("--dtype", type=click.Choice(["fp32", "bf16", "fp16"]), help="Round weights to this; else as they are.")
 @click.option("--vocab-size", type=click.IntRange(1), metavar="N", help="Pad embedding and head to so many rows.")
 @click.option("--tokenizer", type=_PATH, help="This tokenizer.json, instead of that of the run.")
-@click.option("--shard-gb", type=click.FloatRange(0, min_open=True), default=5.0, show_default=True, help="Per file.")
+@click.option(
+    "--shard-gb", type=FiniteRange(0, 1_000_000, min_open=True), default=5.0, show_default=True, help="Per file."
+)
 @_NONFINITE
 @_VERIFY
 @_JSON
@@ -129,7 +132,7 @@ def resize_command(checkpoint: Path, out: Path, vocab_size: int, as_json: bool) 
     "--experts", "num_experts", required=True, type=click.IntRange(2, 4096), metavar="E", help="In each layer."
 )
 @click.option("--top-k", required=True, type=click.IntRange(1), metavar="K", help="Experts per token.")
-@click.option("--noise", default=0.0, show_default=True, type=click.FloatRange(0, 1), help="How much copies differ.")
+@click.option("--noise", default=0.0, show_default=True, type=FiniteRange(0, 1), help="How much copies differ.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of routers and noise.")
 @_JSON
 def upcycle_command(

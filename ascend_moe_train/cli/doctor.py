@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from ascend_moe_train.errors import ConfigError
+from ascend_moe_train.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from ascend_moe_train.doctor.rule import Lang
@@ -55,7 +55,7 @@ def diagnose(
 ) -> int:
     """Say what happened by the logs in PATHS: a folder, files, a tar archive, - for a pipe; exit code 1 for a fault."""
     from ascend_moe_train.cli.long_run import progress_bar
-    from ascend_moe_train.cli.out_file import check_out, write_out
+    from ascend_moe_train.cli.out_file import check_outs, write_out
     from ascend_moe_train.doctor.diagnose import diagnose as diagnosed
     from ascend_moe_train.doctor.page import page
     from ascend_moe_train.doctor.rule import rule_book
@@ -63,12 +63,11 @@ def diagnose(
     from ascend_moe_train.doctor.words import verdict_lines
 
     language = _lang(lang)
-    if page_path is not None:
-        check_out(page_path)
     if (run_yaml is None) != (cluster is None):
         raise ConfigError("--run and --cluster belong together: amt doctor LOGS --run run.yaml --cluster 64x910B")
     files = [path for path in paths if path != PIPE]
-    pipe = cast(BufferedIOBase, sys.stdin.buffer) if len(files) < len(paths) else None
+    check_outs({"--html": page_path}, [run_yaml, *files])
+    pipe = _standard_input() if len(files) < len(paths) else None
     with progress_bar(silent=as_json) as tell:
         verdict = diagnosed(files, pipe=pipe, tell=tell)
     book = rule_book()
@@ -129,6 +128,12 @@ def watch(run: Path, every_s: float, once: bool, as_json: bool) -> int:
         count += 1
         click.echo(json.dumps({"warning": line}, ensure_ascii=False) if as_json else line)
     return EXIT_FAULT if count else 0
+
+
+def _standard_input() -> BufferedIOBase:
+    if sys.stdin is None:
+        raise DataError("-: there is no standard input")
+    return cast(BufferedIOBase, sys.stdin.buffer)
 
 
 def _lang(lang: str) -> "Lang":

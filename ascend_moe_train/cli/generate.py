@@ -1,29 +1,17 @@
 """`amt generate`."""
 
 import json
-import math
 import os
 import sys
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 import click
 
+from ascend_moe_train.cli.finite_range import FiniteRange
 from ascend_moe_train.cli.out_file import check_out, write_out
 
 MAX_PROMPT_BYTES = 1 << 24
-
-
-class FiniteRange(click.FloatRange):
-    """A range that refuses what is no number, which no comparison does."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The number that a text means."""
-        number = super().convert(value, param, ctx)
-        if math.isnan(number):
-            self.fail(f"{value} is not a number", param, ctx)
-        return number
 
 
 @click.command("generate")

@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import io
 import sys
 from collections.abc import Sequence
 from types import MappingProxyType
@@ -9,9 +10,11 @@ from types import MappingProxyType
 import click
 
 from ascend_moe_train.errors import UserError
+from ascend_moe_train.plain_text import plain
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
+MAX_COMPLAINT = 4096  # characters
 
 # Verb: the module that holds its `command`, imported only when the verb runs; and its line in the help.
 VERBS = MappingProxyType(
@@ -111,6 +114,10 @@ def amt() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code: 2 for a user's mistake, 130 when interrupted."""
+    for stream in (sys.stdout, sys.stderr):
+        # names of files need not be UTF-8, and a terminal need not be; the escape is one of JSON as well
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     code, complaint = attempt(arguments)
     if complaint is not None:
         click.echo(f"error: {complaint}", err=True)
@@ -145,4 +152,5 @@ def run() -> None:
 
 
 def _complaint(message: str) -> tuple[int, str]:
-    return EXIT_USER_ERROR, " ".join(message.splitlines())
+    line = " ".join(message.splitlines())
+    return EXIT_USER_ERROR, plain(line if len(line) <= MAX_COMPLAINT else f"{line[: MAX_COMPLAINT - 3]}...")

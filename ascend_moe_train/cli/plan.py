@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ascend_moe_train.cli.config import OVERRIDES, RUN_FILE, whole_run
-from ascend_moe_train.cli.out_file import check_out, write_out
+from ascend_moe_train.cli.out_file import check_outs, write_out
 from ascend_moe_train.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -79,9 +79,7 @@ def _plan(options: dict[str, Any]) -> None:
         raise ConfigError(f"--export {options['system']!r} is not known: there are {', '.join(EXPORTS)}")
     if not 1 <= options["top"] <= MAX_TOP:
         raise ConfigError(f"--top {options['top']} is not possible: must be from 1 to {MAX_TOP}")
-    for name in ("out", "page_path", "trace"):
-        if options[name] is not None:
-            check_out(options[name])
+    check_outs({"--out": options["out"], "--html": options["page_path"], "--trace": options["trace"]})
     if options["engine"] is None and options["system"] is not None and options["out"] is None:
         options["engine"] = "megatron"
     asked, cluster, imbalance = _asked(options)

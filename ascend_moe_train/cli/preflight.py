@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ascend_moe_train.cli.config import OVERRIDES
+from ascend_moe_train.cli.finite_range import FiniteRange
 from ascend_moe_train.cli.hosts import host_options, hosts_of
-from ascend_moe_train.cli.out_file import check_out, write_out
+from ascend_moe_train.cli.out_file import check_outs, write_out
 
 if TYPE_CHECKING:
     from ascend_moe_train.cluster.hostfile import Hosts
@@ -37,9 +38,9 @@ CHECKPOINT_BYTES = 12
     help="Which hosts must reach the others over SSH.",
 )
 @click.option("--mtu", type=click.IntRange(576, 65535), default=9000, show_default=True, help="Bytes of a packet.")
-@click.option("--max-offset", type=click.FloatRange(0.001), default=0.5, show_default=True, help="Seconds of a clock.")
-@click.option("--min-write", type=click.FloatRange(0), default=50.0, show_default=True, help="MB/s of the disk.")
-@click.option("--timeout", type=click.FloatRange(0.1, 600), default=5.0, show_default=True, help="Seconds to connect.")
+@click.option("--max-offset", type=FiniteRange(0.001, 3600), default=0.5, show_default=True, help="Seconds of a clock.")
+@click.option("--min-write", type=FiniteRange(0, 1_000_000), default=50.0, show_default=True, help="MB/s of the disk.")
+@click.option("--timeout", type=FiniteRange(0.1, 600), default=5.0, show_default=True, help="Seconds to connect.")
 @click.option("--html", "page_path", type=click.Path(path_type=Path), help="Also write a page to this file.")
 @click.option("--rank-table", type=click.Path(path_type=Path), help="Also write HCCL's rank table to this file.")
 @click.option("--links", is_flag=True, help="Also measure the links between hosts, over TCP.")
@@ -58,9 +59,12 @@ def command(run_yaml: Path | None, overrides: tuple[str, ...], **options: Any) -
     from ascend_moe_train.cluster.preflight.report import as_json, page
     from ascend_moe_train.cluster.preflight.run import DEFAULT_LIMITS, ask_all, judge_all
     from ascend_moe_train.cluster.rank_table import rank_table
+    from ascend_moe_train.errors import ConfigError
 
-    for path in filter(None, [options["page_path"], options["rank_table"], options["hardware_out"]]):
-        check_out(path)
+    outs = {"--html": "page_path", "--rank-table": "rank_table", "--hardware-out": "hardware_out"}
+    check_outs({option: options[name] for option, name in outs.items()}, [options["hostfile"], run_yaml])
+    if options["hardware_out"] is not None and not options["links"]:
+        raise ConfigError(f"--hardware-out {options['hardware_out']}: no link is measured without --links")
     hosts = hosts_of(options["hostfile"], options["hosts_from"], options["slots"])
     job = _job(hosts, run_yaml, overrides, options)
     limits = replace(DEFAULT_LIMITS, connect_s=options["timeout"])
@@ -100,8 +104,9 @@ def _job(hosts: "Hosts", run_yaml: Path | None, overrides: tuple[str, ...], opti
     elif overrides:
         raise ConfigError(f"--set {overrides[0]}: there is no RUN_YAML to override")
     for name in ("python", "folder"):
-        if options[name] is not None and not options[name].isprintable():
-            raise ConfigError(f"--{name} {options[name]!a}: has characters that no path has")
+        if options[name] is not None and not (options[name] and options[name].isprintable()):
+            what = "has characters that no path has" if options[name] else "is empty"
+            raise ConfigError(f"--{name} {options[name]!a}: {what}")
     return Job(
         hosts=hosts,
         python=options["python"] or sys.executable,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ascend_moe_train.cli.out_file import check_out, write_out
+from ascend_moe_train.cli.out_file import check_outs, write_out
 from ascend_moe_train.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,9 +46,8 @@ def show(
     as_json: bool,
 ) -> None:
     """What is wrong with the step in FOLDER, in figures, and what to do, by estimated gain."""
-    for path in (page_path, trace):
-        if path is not None:
-            check_out(path)
+    if page_path is not None or trace is not None:
+        check_outs({"--html": page_path, "--trace": trace}, [run_yaml, hardware, *_files(folder)])
     if (run_yaml is None) != (cluster is None):
         raise ConfigError("--run and --cluster go together: --run run.yaml --cluster 64x910B")
     analysis, prediction = _analysed(folder, no_cache), None
@@ -73,6 +72,12 @@ def show(
     from ascend_moe_train.profile.screen import console, screen
 
     console().print(screen(analysis, prediction))
+
+
+def _files(folder: Path) -> list[Path]:
+    from ascend_moe_train.profile.find import find_sources
+
+    return [path for source in find_sources(folder)[0] for path in source.paths()]
 
 
 def _predicted(

@@ -11,6 +11,7 @@ from typing import Any
 from ascend_moe_train.cluster.output import START_LINE, log_name
 from ascend_moe_train.cluster.report import around
 from ascend_moe_train.cluster.verdict import RankView, ending_words, place
+from ascend_moe_train.whole_file import write_text_whole, write_whole
 
 FAILURES = "failures"  # within the folder of logs
 TAIL_BYTES = 2**16
@@ -38,15 +39,15 @@ def keep_evidence(log_folder: Path, failed: Failed, *, run_id: str, checkpoint_s
     `checkpoint_step` is that of the newest checkpoint then. Raises OSError.
     """
     folder = _next_folder(log_folder / FAILURES)
-    (folder / "message.txt").write_text(failed.message + "\n")
+    write_text_whole(folder / "message.txt", failed.message + "\n")
     facts = _facts(failed, run_id, checkpoint_step)
-    (folder / "failure.json").write_text(json.dumps(facts, indent=2) + "\n")
+    write_text_whole(folder / "failure.json", json.dumps(facts, indent=2) + "\n")
     for view in around(failed.views, failed.rank or 0):
         tail = _tail(log_folder / log_name(view.rank))
         if tail:
-            (folder / log_name(view.rank)).write_bytes(tail)
+            write_whole(folder / log_name(view.rank), [tail])
     for rank, text in failed.stacks.items():
-        (folder / f"stacks-{rank:05d}.txt").write_text(text)
+        write_text_whole(folder / f"stacks-{rank:05d}.txt", text)
     return folder
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from ascend_moe_train.config_error import nearest
+from ascend_moe_train.config_error import MAX_SHOWN, nearest
 from ascend_moe_train.doctor.rule import LANGS, Lang, Rule, RuleBook
 from ascend_moe_train.doctor.words import rule_lines
 from ascend_moe_train.errors import DataError
@@ -50,11 +50,11 @@ def rules_of(code: str, book: RuleBook) -> tuple[Rule, ...]:
     known = [each for each in book.by_code if not each.startswith("@")] + list(book.rules)
     close = nearest(plain, known) or nearest(plain.upper(), known)
     meant = f"did you mean {close}?" if close is not None else "codes look like EI0006 or 507011"
-    raise DataError(f"code {code!r} is not known: {meant}")
+    raise DataError(f"code {code[:MAX_SHOWN]!r} is not known: {meant}")
 
 
 def _module(code: str) -> tuple[str, str] | None:
-    is_code = len(code) == 6 and code[0] in "EWI" and code[2:].isdecimal()
+    is_code = len(code) == 6 and code[0] in "EWI" and code[2:].isascii() and code[2:].isdecimal()
     return MODULES.get(code[1]) if is_code else None
 
 

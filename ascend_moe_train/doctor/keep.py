@@ -7,6 +7,7 @@ from ascend_moe_train.doctor.diagnose import diagnose
 from ascend_moe_train.doctor.reading import METRICS_NAME, VERDICT_NAME
 from ascend_moe_train.doctor.rule import rule_book
 from ascend_moe_train.doctor.words import as_json
+from ascend_moe_train.whole_file import write_text_whole
 
 LAUNCHER_LOG = "launcher.log"
 
@@ -17,12 +18,12 @@ def kept_verdict(run_dir: Path, log_folder: Path, run_id: str, message: str) -> 
     Returns one line, None where the doctor found nothing. Raises OSError: nothing can be written.
     """
     log_folder.mkdir(parents=True, exist_ok=True)
-    with (log_folder / LAUNCHER_LOG).open("a", encoding="utf-8") as file:
+    with (log_folder / LAUNCHER_LOG).open("a", encoding="utf-8", errors="backslashreplace") as file:
         file.write(f"--- start {run_id}\n{message}\n")
     metrics = run_dir / METRICS_NAME
     verdict = diagnose([log_folder, *([metrics] if metrics.is_file() else [])])
     book, path = rule_book(), log_folder / VERDICT_NAME
-    path.write_text(json.dumps(as_json(verdict, book), indent=2, ensure_ascii=False), encoding="utf-8")
+    write_text_whole(path, json.dumps(as_json(verdict, book), indent=2, ensure_ascii=False))
     cause = verdict.cause
     if cause is None:
         return None

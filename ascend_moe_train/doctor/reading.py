@@ -4,6 +4,7 @@ Nothing is unpacked onto the disk, links out of a folder are not followed, and w
 """
 
 import gzip
+import lzma
 import stat
 import tarfile
 import zlib
@@ -12,13 +13,16 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from io import BufferedIOBase
 from pathlib import Path
-from typing import cast
+from typing import Self, cast
 
 from ascend_moe_train.errors import DataError
+from ascend_moe_train.plain_text import plain
 
 MAX_FILES = 100_000
 MAX_DEPTH = 24
 MAX_UNPACKED_BYTES = 64 * 2**30  # of one packed file
+MAX_HEADER_BYTES = 2**18  # of what an archive says of one file
+MAX_RATIO = 10_000  # by which packing makes a log shorter
 MAX_WIDE_BYTES = 256 * 2**20  # of UTF-16, which is read whole
 BLOCK_BYTES = 4 * 2**20
 METRICS_NAME = "metrics.jsonl"
@@ -59,7 +63,13 @@ _NO_LOGS = frozenset(
     }
 )
 _TAR = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
-_UNPACKING_ERRORS = (OSError, EOFError, zlib.error, tarfile.TarError)
+_UNPACKING_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError)
+# tarfile's own mistakes with headers that no program writes, or that end too soon
+_ARCHIVE_ERRORS = (*_UNPACKING_ERRORS, ValueError, TypeError, OverflowError, RecursionError)
+_HOLES = "a file with holes in it: unpack it, and name the folder"
+_HEADERS_OF_HEADERS = frozenset(
+    {tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,12 +82,29 @@ class Source:
     is_packed: bool = False
 
 
+class _Member(tarfile.TarInfo):
+    """A file of an archive, whose name and attributes cannot fill the memory."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """Raises ReadError: a size that no name has, or a list of holes, which may be of any length."""
+        found = super().frombuf(buf, encoding, errors)
+        if found.type in _HEADERS_OF_HEADERS and found.size > MAX_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header of {found.size:,} bytes, {MAX_HEADER_BYTES:,} at most")
+        if found.type == tarfile.GNUTYPE_SPARSE:
+            raise tarfile.ReadError(_HOLES)
+        return found
+
+
 def found_sources(paths: Iterable[Path]) -> list[Source]:
-    """The files to read, in the order of their names. Raises DataError: a path that is not there, or too many files."""
+    """The files to read, in the order of their names. Raises DataError: a path that is not there or no file, or too
+    many files."""
     found: list[Source] = []
     for path in paths:
         if not path.exists():
             raise DataError(f"{path}: there is no such file or folder")
+        if not path.is_dir() and not path.is_file():  # a pipe or a device might never end
+            raise DataError(f"{path}: is no regular file: what a program writes is read from standard input, as -")
         found += _in_folder(path) if path.is_dir() else [_source(path, str(path))]
         if len(found) > MAX_FILES:
             raise DataError(f"{path}: more than {MAX_FILES:,} files: name the folder that holds the logs of one run")
@@ -104,8 +131,8 @@ def _is_log(path: Path) -> bool:
 
 
 def _source(path: Path, name: str) -> Source:
-    is_packed = path.suffix == ".gz" and not name.endswith(_TAR)
-    return Source(name=name, size_bytes=path.stat().st_size, path=path, is_packed=is_packed)
+    is_packed = path.suffix == ".gz" and not path.name.endswith(_TAR)
+    return Source(name=plain(name), size_bytes=path.stat().st_size, path=path, is_packed=is_packed)
 
 
 def is_archive(source: Source) -> bool:
@@ -129,18 +156,22 @@ def archived(source: Source) -> Iterator[tuple[Source, BufferedIOBase]]:
     """The files of a tar archive, each readable until the next is asked for. Raises DataError: a damaged archive."""
     assert source.path is not None
     try:
-        with tarfile.open(source.path, "r|*") as archive:
+        with tarfile.open(source.path, "r|*", tarinfo=_Member) as archive:
             for count, member in enumerate(archive):
                 if count >= MAX_FILES:
                     raise DataError(f"{source.name}: more than {MAX_FILES:,} files")
+                if member.issparse():
+                    raise tarfile.ReadError(_HOLES)
+                if member.size > source.size_bytes * MAX_RATIO:  # to look for its end would take for ever
+                    raise tarfile.ReadError(f"a file of {member.size:,} bytes, for which it is too short")
                 suffix = Path(member.name).suffix.lower()
                 stream = archive.extractfile(member) if member.isfile() and suffix not in _NO_LOGS else None
                 if stream is None:
                     continue
-                inner = Source(name=member.name.lstrip("./"), size_bytes=member.size, is_packed=suffix == ".gz")
+                inner = Source(name=plain(member.name.lstrip("./")), size_bytes=member.size, is_packed=suffix == ".gz")
                 file = cast(BufferedIOBase, stream)
                 yield inner, gzip.GzipFile(fileobj=file) if inner.is_packed else file
-    except _UNPACKING_ERRORS as error:
+    except _ARCHIVE_ERRORS as error:
         raise DataError(f"{source.name}: not a whole tar archive: {error}") from error
 
 
@@ -149,7 +180,7 @@ def blocks(stream: BufferedIOBase, tell: Callable[[str], None]) -> Iterator[byte
 
     A line longer than a block is cut there. `tell` gets what went wrong in reading, after which there is no more.
     """
-    rest, total = b"", 0
+    parts, size, total = [b""], 0, 0  # of what has no end of a line yet
     while True:
         try:
             piece = stream.read1(BLOCK_BYTES)  # of a damaged archive, what comes before the damage
@@ -161,15 +192,16 @@ def blocks(stream: BufferedIOBase, tell: Callable[[str], None]) -> Iterator[byte
         total += len(piece)
         if not piece or total > MAX_UNPACKED_BYTES:
             break
-        rest += piece
-        end = rest.rfind(b"\n") + 1 or (len(rest) if len(rest) >= BLOCK_BYTES else 0)
+        parts.append(piece)
+        size += len(piece)
+        end = piece.rfind(b"\n") + 1 or (len(piece) if size >= BLOCK_BYTES else 0)
         if end:
-            yield rest[:end]
-            rest = rest[end:]
+            yield b"".join([*parts[:-1], piece[:end]])
+            parts, size = [piece[end:]], len(piece) - end
     if total > MAX_UNPACKED_BYTES:
         tell(f"more than {MAX_UNPACKED_BYTES:,} bytes: the rest was not read")
-    if rest:
-        yield rest
+    if size:
+        yield b"".join(parts)
 
 
 def _as_text(first: bytes, stream: BufferedIOBase) -> bytes:

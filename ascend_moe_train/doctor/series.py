@@ -9,9 +9,11 @@ from typing import Any
 
 from ascend_moe_train.doctor.event import Scanned
 from ascend_moe_train.doctor.reading import METRICS_NAME
+from ascend_moe_train.plain_text import plain
 
 MAX_LINE_BYTES = 4 * 2**20
 MAX_ROWS = 200_000
+MAX_STEP = 10**12
 
 _PLAIN = ("loss", "aux_loss", "grad_norm", "lr", "step_s", "loss_scale", "drop_rate", "memory_bytes", "skipped")
 
@@ -39,7 +41,7 @@ def run_series(paths: Iterable[Path]) -> list[Series]:
     found = []
     for path in paths:
         files = sorted(path.rglob(METRICS_NAME)) if path.is_dir() else [path] if path.name == METRICS_NAME else []
-        found += [Series(source=str(file), rows=read_rows(file)) for file in files if file.is_file()]
+        found += [Series(source=plain(str(file)), rows=read_rows(file)) for file in files if file.is_file()]
     return [series for series in found if series.rows]
 
 
@@ -62,19 +64,25 @@ def _row(raw: bytes, number: int) -> Row | None:
         return None
     if not isinstance(record, dict) or record.get("kind") != "step" or type(record.get("step")) is not int:
         return None
+    if not 0 <= record["step"] <= MAX_STEP:
+        return None
     figures = {name: value for name in _PLAIN if name in record and (value := _number(record[name])) is not None}
     for name in ("load_cv", "dead_experts"):
-        for layer, value in enumerate(record.get(name) or ()):
+        layers = record.get(name)
+        for layer, value in enumerate(layers if isinstance(layers, list) else ()):
             if (number_of := _number(value)) is not None:
                 figures[f"{name}.{layer}"] = number_of
     return Row(step=record["step"], figures=figures, line=number)
 
 
 def _number(value: Any) -> float | None:
-    """A figure; NaN for null, which stands for what is not finite."""
+    """A figure; NaN for null, which stands for what is not finite, and for what no float holds."""
     if value is None:
         return math.nan
-    return float(value) if isinstance(value, int | float) else None
+    try:
+        return float(value) if isinstance(value, int | float) else None
+    except OverflowError:
+        return math.nan
 
 
 def log_series(sources: Iterable[Scanned], ranks: Mapping[str, int | None]) -> list[Series]:

@@ -1,5 +1,6 @@
 """A run that is still going on: warns of stalls and drifts before a deadline ends it. Pure."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from ascend_moe_train.units import format_seconds
 
 STALL_TIMES = 5.0  # steps that a step may take, and what is written between them
 LEAST_STALL_S = 10.0
+MAX_STEP_S = 86_400.0  # a step that takes longer, or no number of seconds, tells nothing
 RECENT = 50  # steps of which the usual time is taken
 
 
@@ -38,7 +40,7 @@ class Watch:
             return []
         series = Series(source=METRICS_NAME, rows=rows)
         found = [line for each in training([series], self.book) if (line := self._drift(each)) is not None]
-        times = [row.figures["step_s"] for row in rows[-RECENT:] if "step_s" in row.figures]
+        times = [value for row in rows[-RECENT:] if (value := row.figures.get("step_s", math.nan)) < MAX_STEP_S]
         if times and (line := self._stall(rows[-1].step, path.stat().st_mtime, median(times))) is not None:
             found.append(line)
         return found

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from statistics import mean
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.text import Text
 
 from ascend_moe_train.profile.across import kind_of_collective
 from ascend_moe_train.profile.analysis import Analysis
-from ascend_moe_train.profile.screen import table
+from ascend_moe_train.profile.screen import table, unmarked
 from ascend_moe_train.profile.tables import KernelGroup, Rank
 from ascend_moe_train.units import UNKNOWN
 
@@ -143,9 +142,9 @@ def comparison_screen(found: Comparison) -> RenderableType:
         "Operators, a rank and step": found.operators,
         "Operators by shape, a rank and step": found.shapes,
     }
-    title = Text.from_markup(f"[bold]{escape(found.before)}[/] against [bold]{escape(found.after)}[/]")
+    title = Text.from_markup(f"[bold]{unmarked(found.before)}[/] against [bold]{unmarked(found.after)}[/]")
     shown = [_section(name, rows) for name, rows in sections.items() if rows]
-    return Group(title, *shown, Text.from_markup(f"[yellow]note:[/] {escape(found.noise)}"))
+    return Group(title, *shown, Text.from_markup(f"[yellow]note:[/] {unmarked(found.noise)}"))
 
 
 def _section(name: str, rows: tuple[Row, ...]) -> RenderableType:
@@ -159,7 +158,7 @@ def _section(name: str, rows: tuple[Row, ...]) -> RenderableType:
         numbers = [_ms(row.before_ms), _ms(row.after_ms), change]
         if has_counts:
             numbers += ["" if each is None else f"{each:g}" for each in (row.before_count, row.after_count)]
-        shown.add_row(escape(row.name[:60]), *numbers)
+        shown.add_row(unmarked(row.name[:60]), *numbers)
     return shown
 
 

@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from ascend_moe_train.plain_text import plain
 from ascend_moe_train.profile.analysis import Analysis
 from ascend_moe_train.profile.tables import Rank
 from ascend_moe_train.profile.terms import Prediction
@@ -18,6 +19,11 @@ MAX_ADVICE = 6
 MAX_OPERATORS = 8
 COLUMNS = 118  # where there is no terminal
 MARKS = {True: "[green]passed[/]", False: "[red]failed[/]", None: "[dim]not collected[/]"}
+
+
+def unmarked(text: str) -> str:
+    """Text of a file for where rich shows it: no markup, and nothing that steers a terminal."""
+    return escape(plain(text))
 
 
 def screen(analysis: Analysis, prediction: Prediction | None = None) -> RenderableType:
@@ -32,7 +38,7 @@ def screen(analysis: Analysis, prediction: Prediction | None = None) -> Renderab
     if prediction is not None:
         parts += [_predicted(prediction), Text.from_markup(_beside(prediction))]
     parts.append(_advice(analysis))
-    parts += [Text.from_markup(f"[yellow]note:[/] {escape(words)}") for words in analysis.warnings[:6]]
+    parts += [Text.from_markup(f"[yellow]note:[/] {unmarked(words)}") for words in analysis.warnings[:6]]
     return Group(*parts)
 
 
@@ -52,8 +58,8 @@ def _title(analysis: Analysis) -> str:
     sizes = " ".join(f"{name}{size}" for name, size in analysis.layout.sizes.items() if size > 1 and name != "world")
     facts = ", ".join(filter(None, (writers, levels, sizes)))
     return (
-        f"[bold]{escape(analysis.capture.folder)}[/]: {len(ranks)} rank{'s' * (len(ranks) > 1)}, "
-        f"{steps} step{'s' * (steps != 1)}{step} ({escape(facts)})"
+        f"[bold]{unmarked(analysis.capture.folder)}[/]: {len(ranks)} rank{'s' * (len(ranks) > 1)}, "
+        f"{steps} step{'s' * (steps != 1)}{step} ({unmarked(facts)})"
     )
 
 
@@ -70,7 +76,7 @@ def _verdicts(analysis: Analysis) -> Table:
     for each in analysis.verdicts:
         bound = f"{'>=' if each.at_least else '<='} {each.share * 100:g} %"
         rank = "" if each.worst_rank is None else str(each.worst_rank)
-        mark = MARKS[each.passed] if each.passed is not None else f"[dim]{escape(each.missing)}[/]"
+        mark = MARKS[each.passed] if each.passed is not None else f"[dim]{unmarked(each.missing)}[/]"
         shown.add_row(each.metric, bound, format_share(each.worst), rank, mark)
     return shown
 
@@ -141,7 +147,7 @@ def _kinds(analysis: Analysis) -> Table:
         values = (each.elapse_ms, each.exposed_ms, each.wait_ms)
         times = [UNKNOWN if value is None else f"{value:.1f}" for value in values]
         shown.add_row(
-            each.kind, escape(", ".join(each.operators[:4])), f"{each.count:.4g}", *times, f"{each.size_mb:.0f}"
+            each.kind, unmarked(", ".join(each.operators[:4])), f"{each.count:.4g}", *times, f"{each.size_mb:.0f}"
         )
     return shown
 
@@ -152,8 +158,8 @@ def _operators(analysis: Analysis) -> Table:
     for each in analysis.types[:MAX_OPERATORS]:
         ratio = UNKNOWN if each.ratio is None else f"{each.ratio:.2f}"
         shown.add_row(
-            escape(each.type[:40]),
-            escape(each.core),
+            unmarked(each.type[:40]),
+            unmarked(each.core),
             f"{each.count:.4g}",
             f"{each.total_ms:.2f}",
             format_share(each.share),
@@ -177,7 +183,7 @@ def _beside(prediction: Prediction) -> str:
         f"MFU {format_share(prediction.mfu_predicted)} predicted, {format_share(prediction.mfu_measured)} measured",
         f"memory {prediction.memory_predicted_gb:.1f} GB predicted, "
         + (UNKNOWN if memory is None else f"{memory:.1f} GB measured"),
-        *(f"{escape(name)} {rate:.1f} of {most:.1f} GB/s" for name, rate, most in prediction.rates),
+        *(f"{unmarked(name)} {rate:.1f} of {most:.1f} GB/s" for name, rate, most in prediction.rates),
     ]
     return "; ".join(words)
 
@@ -192,6 +198,6 @@ def _lines(analysis: Analysis) -> Iterator[str]:
     if not analysis.advice:
         yield "nothing that would gain 1 % of the step"
     for number, each in enumerate(analysis.advice[:MAX_ADVICE], 1):
-        yield f"{number}. [bold]{escape(each.title)}[/] [cyan]about {each.gain_ms:.1f} ms a step[/]"
-        yield from (f"   {escape(fact)}" for fact in each.figures)
-        yield f"   [green]{escape(each.action)}[/] [dim]({escape(', '.join(each.keys))})[/]"
+        yield f"{number}. [bold]{unmarked(each.title)}[/] [cyan]about {each.gain_ms:.1f} ms a step[/]"
+        yield from (f"   {unmarked(fact)}" for fact in each.figures)
+        yield f"   [green]{unmarked(each.action)}[/] [dim]({unmarked(', '.join(each.keys))})[/]"

@@ -24,7 +24,9 @@ _MAX_NS = 2**62
 
 
 def open_bytes(path: Path) -> BinaryIO:
-    """The file's content, unpacked if its name ends in .gz."""
+    """The file's content, unpacked if its name ends in .gz. Raises ProfileError: a pipe, which might never end."""
+    if path.exists() and not path.is_file():
+        raise ProfileError(f"{path}: is no regular file")
     return io.BufferedReader(gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
 
 

@@ -4,7 +4,6 @@ Shape letters: L MoE layers, E experts.
 """
 
 import math
-import os
 import resource
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, Validation
 from ascend_moe_train.closing import Closing
 from ascend_moe_train.errors import MetricsError
 from ascend_moe_train.parallel.spans import CommTotal, StepComm
+from ascend_moe_train.whole_file import write_whole
 
 MAX_LINE_BYTES = 64 * 2**20
 MAX_LOAD_VALUES = 2**18
@@ -354,15 +354,8 @@ def _keep_before(path: Path, first_step: int) -> None:
 
 
 def replace_file(path: Path, chunks: Iterable[bytes]) -> None:
-    """Puts a new file at `path` in one go: a kill at any moment leaves the old or the new one. Raises MetricsError."""
-    aside = path.with_name(f".{path.name}.tmp")
+    """`write_whole`. Raises MetricsError."""
     try:
-        with aside.open("wb") as file:
-            file.writelines(chunks)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
+        write_whole(path, chunks)
     except OSError as error:
         raise MetricsError(f"{path}: {error.strerror or error}") from None
-    finally:
-        aside.unlink(missing_ok=True)
