@@ -65,10 +65,13 @@ class _Scanner:
         self._last_events: dict[str, Event] = {}
         self._tail = b""
         self._doubtful: list[Event] = []
+        self._searched = 0  # up to where in the block times have been looked for
+        self._timed: tuple[int, Moment] | None = None  # where that was when the last was found, and which
 
     def take(self, block: bytes) -> None:
         """Whole lines."""
         found, matcher = self.found, self._matcher
+        self._searched, self._timed = 0, None
         if found.num_lines == 0:
             found.first = _first_moment(block[:EDGE_BYTES].split(b"\n"))
         at, counted, line = 0, 0, found.num_lines
@@ -118,7 +121,7 @@ class _Scanner:
         if not matches:
             self._num_plain += 1
             return
-        moment = moment_of(whole) or _moment_before(block, start)
+        moment = moment_of(whole) or self._moment_before(block, start)
         place = Place(source=self.found.name, line=number)
         for match in matches:
             event = Event(
@@ -128,6 +131,17 @@ class _Scanner:
                 self._doubtful = [*self._doubtful, event][:MAX_OWN_WORDS]
             else:
                 self._keep(event)
+
+    def _moment_before(self, block: bytes, start: int) -> Moment | None:
+        """The time of the nearest line before, for one that has none, such as a traceback's; no line is looked at
+        twice, however many have none."""
+        lines = block[max(self._searched, start - LOOK_BACK_BYTES) : start].split(b"\n")
+        self._searched = start
+        if (found := _first_moment(reversed(lines))) is not None:
+            self._timed = (start, found)
+        if self._timed is None or start - self._timed[0] > LOOK_BACK_BYTES:
+            return None
+        return self._timed[1]
 
     def _keep(self, event: Event) -> None:
         counts, rule = self.found.counts, event.rule
@@ -164,9 +178,3 @@ def _first_moment(lines: Iterable[bytes]) -> Moment | None:
         if (moment := moment_of(text_of(raw[:MAX_QUOTED]))) is not None:
             return moment
     return None
-
-
-def _moment_before(block: bytes, start: int) -> Moment | None:
-    """The time of the nearest line before, for one that has none, such as a traceback's."""
-    lines = block[max(0, start - LOOK_BACK_BYTES) : start].split(b"\n")
-    return _first_moment(reversed(lines))

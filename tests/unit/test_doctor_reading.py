@@ -13,6 +13,7 @@ from ascend_moe_train.doctor.clock import Moment, common_day, moment_of, on_one_
 from ascend_moe_train.doctor.diagnose import diagnose
 from ascend_moe_train.doctor.event import Actor
 from ascend_moe_train.doctor.prefix import actor_of_file, split
+from ascend_moe_train.doctor.reading import BLOCK_BYTES, blocks
 from ascend_moe_train.errors import DataError
 from tests.doctored import told, verdict_on
 
@@ -83,6 +84,32 @@ def test_long_lines() -> None:
     line = "x" * 9_000_000
     assert told({"a.log": f"{line} ERROR {line}\n{FULL}"})[0] == "disk-full"
     assert told({"a.log": f"[ERROR] {'(' * 3_000_000}\n"})[0] == "unknown-error"
+
+
+def test_lines_without_times_are_looked_at_a_few_times_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = 0
+
+    def counted(line: str) -> Moment | None:
+        nonlocal looked
+        looked += 1
+        return moment_of(line)
+
+    monkeypatch.setattr("ascend_moe_train.doctor.scan.moment_of", counted)
+    verdict = verdict_on({"a.log": "2026-03-01 10:00:00 begin\n" + FULL * 2000})
+    assert looked < 4 * 2000
+    assert [event.moment is not None for event in verdict.evidence.events[:2]] == [True, True]
+
+
+def test_a_single_line_in_small_pieces_is_cut_into_blocks() -> None:
+    class Trickle(io.BytesIO):
+        def read1(self, size: int | None = -1) -> bytes:
+            return self.read(min(size or 0, 2**16))
+
+    content = b"x" * (2 * BLOCK_BYTES + 5) + b"\ny\nz"
+    found = list(blocks(Trickle(content), lambda problem: None))
+    assert b"".join(found) == content
+    assert [len(each) for each in found[:2]] == [BLOCK_BYTES, BLOCK_BYTES]
+    assert found[2:] == [b"xxxxx\ny\n", b"z"]
 
 
 def test_escapes_are_taken_out() -> None:
