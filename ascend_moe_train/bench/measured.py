@@ -117,6 +117,8 @@ def kept_for(path: Path, asked: dict[str, Any]) -> Measured | None:
 
 
 def _text(path: Path) -> bytes | None:
+    if not path.is_file():
+        return None
     try:
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1)

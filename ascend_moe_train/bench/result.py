@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from ascend_moe_train.errors import MetricsError
+from ascend_moe_train.plain_text import plain
 from ascend_moe_train.train.metrics import first_problem
 from ascend_moe_train.train.run_info import versions
 from ascend_moe_train.units import UNKNOWN, format_bytes, format_count, format_flops_per_s, format_seconds, format_share
@@ -59,7 +60,7 @@ class Result:
     kind: str
     title: str
     command: str
-    columns: tuple[Column, ...]
+    columns: Annotated[tuple[Column, ...], Field(min_length=1)]
     rows: tuple[Row, ...]
     settings: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -117,11 +118,18 @@ def table_of(result: Result, keys: Sequence[str] | None = None) -> list[tuple[st
 def markdown(result: Result) -> str:
     """The result as a page of Markdown."""
     head, *rows = table_of(result)
-    lines = [f"# {result.title}", "", f"    {result.command}", "", _line(head), "|" + " --- |" * len(head)]
+    lines = [
+        f"# {plain(result.title)}",
+        "",
+        f"    {plain(result.command)}",
+        "",
+        _line(head),
+        "|" + " --- |" * len(head),
+    ]
     lines += [_line(row) for row in rows]
-    lines += ["", *result.notes]
+    lines += ["", *map(plain, result.notes)]
     where = ", ".join(f"{key} {value}" for key, value in result.machine.items())
-    return "\n".join([*lines, "", f"Measured at {result.made_at} on: {where}.", ""])
+    return "\n".join([*lines, "", plain(f"Measured at {result.made_at} on: {where}."), ""])
 
 
 def result_json(result: Result) -> str:
@@ -131,6 +139,8 @@ def result_json(result: Result) -> str:
 
 def read_result(path: Path) -> Result:
     """A result from a file. Raises MetricsError naming file and field."""
+    if path.exists() and not path.is_file():  # a pipe might never end
+        raise MetricsError(f"{path}: is no regular file")
     try:
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1)
@@ -152,4 +162,4 @@ def spread(values: Sequence[float]) -> Mapping[str, float | None]:
 
 
 def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return "| " + " | ".join(plain(cell).replace("|", "\\|") for cell in cells) + " |"

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 import click
 
+from ascend_moe_train.plain_text import plain
+
 EXIT_TERMINATED = 143  # 128 + SIGTERM, as a shell reports it
 _UPDATES_PER_STAGE = 200
 
@@ -47,7 +49,8 @@ def stop_cleanly() -> Iterator[None]:
 
 def print_table(rows: Sequence[tuple[str, ...]]) -> None:
     """Columns as wide as they need, the first to the left, the others to the right, whole lines even in a pipe."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for first, *others in rows:
+    printable = [tuple(map(plain, row)) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*printable, strict=True)]
+    for first, *others in printable:
         cells = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
         click.echo("  ".join([first.ljust(widths[0]), *cells]))

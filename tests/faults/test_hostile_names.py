@@ -189,3 +189,22 @@ def test_a_long_complaint_is_cut(capfd: Captured) -> None:
 def test_no_stall_by_a_time_that_is_none(step_s: str, tmp_path: Path, capfd: Captured) -> None:
     (tmp_path / "metrics.jsonl").write_text(f'{{"kind": "step", "step": 1, "step_s": {step_s}}}\n')
     assert shown(["doctor", "watch", "--once", str(tmp_path)], capfd) == (0, "")
+
+
+def test_results_of_benchmarks_steer_nothing(tmp_path: Path, capfd: Captured) -> None:
+    evil = "\x1b]0;a\x07|<img src=x onerror=alert(1)>\n# b"
+    columns = [{"key": "name", "head": evil}, {"key": "v", "head": evil, "shows": "number"}]
+    shared = {"kind": "step", "title": evil, "command": evil, "notes": [evil], "machine": {evil: evil}, "made_at": evil}
+    result = {**shared, "columns": columns, "rows": [{"name": evil, "v": 1.0}], "settings": {evil: evil}}
+    path, out = tmp_path / "a.json", tmp_path / "out"
+    path.write_text(json.dumps(result))
+    assert shown(["bench", "compare", str(path), str(path), "--out", str(out)], capfd)[0] == 0
+    page, text = (out / "compare.html").read_text(), (out / "compare.md").read_text()
+    assert "<img" not in page
+    assert "\x1b" not in page + text
+    assert "\n# b" not in text
+    path.write_text(json.dumps({**result, "columns": []}))
+    os.mkfifo(tmp_path / "pipe")
+    for wrong in (path, tmp_path / "pipe", tmp_path):
+        code, said = shown(["bench", "compare", str(wrong), str(wrong), "--out", str(out)], capfd)
+        assert (code, said.count("\n")) == (2, 1)
