@@ -1,4 +1,4 @@
-"""Option --out and its like: what a command prints or draws, written to a file."""
+"""Options such as --out: what a command makes, written to a file."""
 
 import os
 from collections.abc import Iterable, Mapping

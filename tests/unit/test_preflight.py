@@ -342,7 +342,9 @@ def test_what_is_watched_is_seen() -> None:
         (["--hostfile", "hosts", "--slots", "8"], "a hostfile has slots= in each line"),
         (["--hostfile", "hosts", "--set", "optim.lr=1"], "no RUN_YAML to override"),
         (["--hostfile", "hosts", "--folder", "/a\nb"], "has characters that no path has"),
-        (["--hostfile", "hosts", "--html", "."], "is a folder"),
+        (["--hostfile", "hosts", "--html", "."], "--html .: is a folder"),
+        (["--hostfile", "hosts", "--rank-table", "."], "--rank-table .: is a folder"),
+        (["--hostfile", "hosts", "--hardware-out", "."], "--hardware-out .: is a folder"),
         (["--hostfile", "hosts", "no.yaml"], "no.yaml"),
     ],
 )
