@@ -17,6 +17,7 @@ from ascend_moe_train.doctor.scan import scan
 from ascend_moe_train.doctor.series import Series, log_series, run_series
 from ascend_moe_train.doctor.training import training
 from ascend_moe_train.doctor.verdict import Verdict, judge
+from ascend_moe_train.errors import DataError
 
 POOL_BYTES = 64 * 2**20  # less is read sooner than processes start
 MAX_WORKERS = 8
@@ -26,11 +27,14 @@ Progress = Callable[[str, int, int], None]
 
 def diagnose(paths: Sequence[Path], *, pipe: BufferedIOBase | None = None, tell: Progress | None = None) -> Verdict:
     """The verdict on what lies at the paths, or comes through a pipe. Raises DataError: a path that is not there, or an
-    archive that is damaged."""
+    archive that is damaged, or nothing that could be a log."""
     scanned = scan_all(found_sources(paths), tell)
     if pipe is not None:
         scanned.append(scan_stream(Source(name="stdin", size_bytes=0), pipe, matcher()))
-    return verdict_of(scanned, rule_book(), run_series(paths))
+    series = run_series(paths)
+    if not scanned and not series:
+        raise DataError(f"{', '.join(map(str, paths))}: holds no file that could be a log")
+    return verdict_of(scanned, rule_book(), series)
 
 
 def verdict_of(scanned: Sequence[Scanned], book: RuleBook, metrics: Sequence[Series] = ()) -> Verdict:

@@ -29,6 +29,7 @@ _ADVICE = ("Solution", "Possible Cause", "Possible cause", "TraceBack")  # CANN'
 _EXCEPTION = re.compile(
     r"(?:E {1,8})?(?:[A-Za-z_]\w{0,60}\.){0,8}(?P<name>[A-Z]\w{0,60}(?:Error|Exception|Interrupt))(?:: ?(?P<said>.*))?$"
 )
+_QUOTED_SOURCE = re.compile(r"\s*(?:raise [\w.]+(?: from \w+)?(?:\(|$)|except [\w., ()]+:$)")  # a traceback's own lines
 _COMM_WORDS = re.compile(
     r"(?i)nccl|hccl|gloo|rendezvous|all_?reduce|all_?gather|all_?to_?all|barrier|broadcast|broken pipe|peer"
     r"|timed? ?out|distributed job|launch kernel failed, name:\S*(?:reduce|gather|alltoall|send|receive)"
@@ -76,6 +77,8 @@ class Matcher:
 
     def matches(self, text: str, level: str) -> list[Match]:
         """What the rules say of a line: that it is benign, before all else; general rules where no other does."""
+        if _QUOTED_SOURCE.match(text):  # the error itself follows, with its words
+            return []
         found = list(self._found(text))
         facts = [match for match in found if match.rule.role == "fact"]
         benign = [match for match in found if match.rule.role == "benign"]

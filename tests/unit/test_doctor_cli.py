@@ -92,6 +92,7 @@ def test_memory_beside_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["doctor", "nothing-here"], "nothing-here: there is no such file or folder"),
         (["doctor", "explain", "EI00066"], "code 'EI00066' is not known: did you mean EI0006?"),
         (["doctor", "--lang", "fr", "."], "--lang 'fr' is not known: there are en, zh"),
+        (["doctor", "."], ".: holds no file that could be a log"),
         (["doctor", "--html", ".", "."], "--html .: is a folder, a file is needed"),
     ],
 )

@@ -64,6 +64,18 @@ def test_an_exception_of_one_rank_and_timeouts_of_the_others() -> None:
     assert told(ranks(r0=waits, r1=own, r2=waits)) == ("py-exception", [1])
 
 
+def test_a_traceback_s_own_source_is_not_quoted() -> None:
+    log = (
+        "Traceback (most recent call last):\n"
+        '  File "data.py", line 12, in read\n'
+        "    raise FileNotFoundError(path) from None\n"
+        "FileNotFoundError: [Errno 2] No such file or directory: '/data/17.bin'\n"
+    )
+    cause = verdict_on(ranks(r0=log)).cause
+    assert cause is not None
+    assert [event.place.line for event in cause.events] == [4]
+
+
 def test_the_earliest_of_two_exceptions() -> None:
     log = "2026-03-01 10:{minute}:00 x\nTraceback (most recent call last):\nValueError: {what}\n"
     files = ranks(r0=log.format(minute="09", what="late"), r1=log.format(minute="02", what="early"))
