@@ -10,6 +10,7 @@ from statistics import mean
 from ascend_moe_train.profile.across import MIN_SHARE, KindCost, Stage, Straggler, expert_rows
 from ascend_moe_train.profile.layout import Layout
 from ascend_moe_train.profile.metrics import Figure, memory_bound_share
+from ascend_moe_train.profile.numbers import counted
 from ascend_moe_train.profile.operators import core_time_ms, type_times_ms
 from ascend_moe_train.profile.tables import CUBE_CORES, PIPES, VECTOR_CORES, Rank
 
@@ -166,8 +167,8 @@ def _kinds(evidence: Evidence) -> Iterator[Advice]:
             title=f"exposed communication: {words}",
             gain_ms=moving_ms,
             figures=(
-                f"{each.count:.4g} collectives a step ({', '.join(each.operators[:4])}) take {each.elapse_ms:.1f} ms, "
-                f"{each.exposed_ms:.1f} ms of it with nothing computed meanwhile{waited}",
+                f"{counted(each.count, 'collective')} a step ({', '.join(each.operators[:4])}): "
+                f"{each.elapse_ms:.1f} ms, {each.exposed_ms:.1f} ms of it with nothing computed meanwhile{waited}",
             )
             + ((f"{each.size_mb:.0f} MB a rank and step",) if each.size_mb else ()),
             keys=keys,
@@ -203,8 +204,8 @@ def _stragglers(evidence: Evidence) -> Iterator[Advice]:
             title=f"rank {each.rank} is late among its peers",
             gain_ms=each.delay_ms,
             figures=(
-                f"it came last {each.times} times, {each.delay_ms:.1f} ms a step; than the median of its peers it "
-                f"computes {each.computing_ms:+.1f} ms and waits {each.free_ms:+.1f} ms",
+                f"it came last {counted(each.times, 'time')}, {each.delay_ms:.1f} ms a step; than the median "
+                f"of its peers it computes {each.computing_ms:+z.1f} ms and waits {each.free_ms:+z.1f} ms",
             ),
             keys=keys,
             action=each.cause,

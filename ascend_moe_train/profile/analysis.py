@@ -62,6 +62,13 @@ class Analysis:
             found[kind] = found.get(kind, 0.0) + each.elapse_ms / rank.num_steps
         return found
 
+    @property
+    def without_advice(self) -> str:
+        """Why there is no advice, where there is none."""
+        if not any(rank.steps for rank in self.ranks):
+            return "How long a step lasts was not collected: what a change would gain is not known."
+        return "Nothing that would gain 1 % of the step."
+
     def value(self, name: str, rank: int) -> float | None:
         """A figure of a rank."""
         return next((each.value for each in self.figures if each.name == name and each.rank == rank), None)
@@ -108,7 +115,7 @@ def _warnings(ranks: Sequence[Rank], matching: Matching) -> list[str]:
     apart = max((abs(each) for each in matching.offsets_ns.values()), default=0)
     if apart:
         found.append(f"clocks of ranks are up to {apart / 1e6:.2f} ms apart: aligned at the ends of shared collectives")
-    if max((rank.num_steps for rank in ranks), default=1) == 1:
+    if max((rank.num_steps for rank in ranks), default=1) == 1 and any(rank.steps for rank in ranks):
         found.append("one step was profiled: how much steps differ is not known")
     return found
 

@@ -152,9 +152,9 @@ def _section(name: str, rows: tuple[Row, ...]) -> RenderableType:
     counts = ("count", "count after") if has_counts else ()
     shown = table(name, "", "ms", "ms after", "change", *counts)
     for row in rows:
-        change = f"{row.change_ms:+.2f}"
+        change = f"{row.change_ms:+z.2f}"
         if row.before_ms and row.after_ms is not None:
-            change += f" ({100 * row.change_ms / row.before_ms:+.0f} %)"
+            change += f" ({100 * row.change_ms / row.before_ms:+z.0f} %)"
         numbers = [_ms(row.before_ms), _ms(row.after_ms), change]
         if has_counts:
             numbers += ["" if each is None else f"{each:g}" for each in (row.before_count, row.after_count)]

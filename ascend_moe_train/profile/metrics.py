@@ -84,7 +84,7 @@ def _steps(rank: Rank) -> Iterator[Figure]:
     times = [each.e2e_us for each in rank.steps]
     noise = stdev(times) / mean(times) if len(times) > 1 and mean(times) > 0 else None
     yield _figure(
-        rank, "noise", noise, SHARE, "standard deviation of steps / their mean", source, "one step was profiled"
+        rank, "noise", noise, SHARE, "standard deviation of steps / their mean", source, "less than two steps"
     )
 
 

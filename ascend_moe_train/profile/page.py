@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from ascend_moe_train.html_page import asset, filled, policy_hash
 from ascend_moe_train.profile.analysis import Analysis
 from ascend_moe_train.profile.draw import MAX_ROWS, heat, memory_curves, step_bars, timeline
+from ascend_moe_train.profile.numbers import counted, format_count
 from ascend_moe_train.profile.operators import Operator
 from ascend_moe_train.profile.tables import Owner
 from ascend_moe_train.profile.terms import Prediction
@@ -32,7 +33,7 @@ def _status(analysis: Analysis) -> str:
     ranks = analysis.ranks
     writers = ", ".join(sorted({rank.writer for rank in ranks}))
     steps = max(len(rank.steps) for rank in ranks)
-    return f"{len(ranks)} ranks, {steps} steps, {writers}; {'; '.join(analysis.warnings[:3])}"
+    return f"{counted(len(ranks), 'rank')}, {counted(steps, 'step')}, {writers}; {'; '.join(analysis.warnings[:3])}"
 
 
 def _tiles(analysis: Analysis) -> str:
@@ -107,7 +108,7 @@ def _more(count: int) -> str:
 
 def _advice(analysis: Analysis) -> str:
     if not analysis.advice:
-        return "<p>Nothing that would gain 1 % of the step.</p>"
+        return f"<p>{html.escape(analysis.without_advice)}</p>"
     items = []
     for each in analysis.advice:
         facts = "".join(f"<li>{html.escape(fact)}</li>" for fact in each.figures)
@@ -144,7 +145,7 @@ def _kinds(analysis: Analysis) -> str:
     rows = []
     for each in analysis.kinds:
         times = map(_ms, (each.elapse_ms, each.exposed_ms, each.wait_ms))
-        rows.append([each.kind, ", ".join(each.operators), f"{each.count:.4g}", *times, f"{each.size_mb:.0f}"])
+        rows.append([each.kind, ", ".join(each.operators), format_count(each.count), *times, f"{each.size_mb:.0f}"])
     return html_table(["for", "operators", "count", "ms", "exposed", "waiting", "MB"], rows, words=(0, 1))
 
 
@@ -167,8 +168,8 @@ def _stragglers(analysis: Analysis) -> str:
             "" if each.stage is None else str(each.stage),
             f"{each.delay_ms:.1f}",
             str(each.times),
-            f"{each.computing_ms:+.1f}",
-            f"{each.free_ms:+.1f}",
+            f"{each.computing_ms:+z.1f}",
+            f"{each.free_ms:+z.1f}",
             each.cause,
         ]
         for each in analysis.stragglers
@@ -199,7 +200,7 @@ def _operators(operators: Sequence[Operator]) -> str:
             each.type,
             *([each.shapes] if has_shapes else []),
             each.core,
-            f"{each.count:.4g}",
+            format_count(each.count),
             f"{each.total_ms:.2f}",
             f"{each.mean_us:.1f}",
             format_share(each.share),

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from ascend_moe_train.plain_text import plain
 from ascend_moe_train.profile.analysis import Analysis
+from ascend_moe_train.profile.numbers import counted, format_count
 from ascend_moe_train.profile.tables import Rank
 from ascend_moe_train.profile.terms import Prediction
 from ascend_moe_train.units import UNKNOWN, format_share
@@ -58,8 +59,8 @@ def _title(analysis: Analysis) -> str:
     sizes = " ".join(f"{name}{size}" for name, size in analysis.layout.sizes.items() if size > 1 and name != "world")
     facts = ", ".join(filter(None, (writers, levels, sizes)))
     return (
-        f"[bold]{unmarked(analysis.capture.folder)}[/]: {len(ranks)} rank{'s' * (len(ranks) > 1)}, "
-        f"{steps} step{'s' * (steps != 1)}{step} ({unmarked(facts)})"
+        f"[bold]{unmarked(analysis.capture.folder)}[/]: {counted(len(ranks), 'rank')}, "
+        f"{counted(steps, 'step')}{step} ({unmarked(facts)})"
     )
 
 
@@ -147,7 +148,7 @@ def _kinds(analysis: Analysis) -> Table:
         values = (each.elapse_ms, each.exposed_ms, each.wait_ms)
         times = [UNKNOWN if value is None else f"{value:.1f}" for value in values]
         shown.add_row(
-            each.kind, unmarked(", ".join(each.operators[:4])), f"{each.count:.4g}", *times, f"{each.size_mb:.0f}"
+            each.kind, unmarked(", ".join(each.operators[:4])), format_count(each.count), *times, f"{each.size_mb:.0f}"
         )
     return shown
 
@@ -160,7 +161,7 @@ def _operators(analysis: Analysis) -> Table:
         shown.add_row(
             unmarked(each.type[:40]),
             unmarked(each.core),
-            f"{each.count:.4g}",
+            format_count(each.count),
             f"{each.total_ms:.2f}",
             format_share(each.share),
             each.bound or UNKNOWN,
@@ -196,8 +197,8 @@ def _advice(analysis: Analysis) -> Group:
 
 def _lines(analysis: Analysis) -> Iterator[str]:
     if not analysis.advice:
-        yield "nothing that would gain 1 % of the step"
+        yield analysis.without_advice
     for number, each in enumerate(analysis.advice[:MAX_ADVICE], 1):
-        yield f"{number}. [bold]{unmarked(each.title)}[/] [cyan]about {each.gain_ms:.1f} ms a step[/]"
+        yield f"{number}. [bold]{unmarked(each.title)}[/]: [cyan]about {each.gain_ms:.1f} ms a step[/]"
         yield from (f"   {unmarked(fact)}" for fact in each.figures)
-        yield f"   [green]{unmarked(each.action)}[/] [dim]({unmarked(', '.join(each.keys))})[/]"
+        yield f"   [green]{unmarked(each.action)}[/] [dim]({escape(', '.join(each.keys))})[/]"

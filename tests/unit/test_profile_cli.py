@@ -33,11 +33,22 @@ def test_the_screen_says_what_is_wrong(folder: Path, capsys: pytest.CaptureFixtu
         "capture: 4 ranks, 1 step, step 0.1 ms (torch_npu, Level1 PipeUtilization, pp2)",
         "computing >= 85 % 44.4 % 0 failed",
         "cache_hit >= 90 % n/a not collected: set aic_metrics=L2Cache",
-        "1. the pipeline's stages do not compute equally long about 0.0 ms a step",
+        "1. the pipeline's stages do not compute equally long: about 0.0 ms a step",
         "the file's own column Bubble says 0",
         "parallel.stage_layers",
     ):
         assert words in text
+
+
+def test_without_steps_there_is_no_gain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capture = tmp_path / "capture"
+    capture.mkdir()
+    rows = "kernel_type,total_time,execution_frequency,percent\nMatMul,2.81,25,100.0\n"
+    (capture / "aicore_intermediate_0_type.csv").write_text(rows)
+    assert main(["profile", "show", str(capture)]) == 0
+    text = capsys.readouterr().out
+    assert "How long a step lasts was not collected" in text
+    assert "one step was profiled" not in text
 
 
 def test_json_has_formula_and_source_of_every_figure(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,6 +166,12 @@ def test_check(folder: Path, capsys: pytest.CaptureFixture[str], arguments: list
 def test_a_threshold_that_is_no_share(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", "check", str(folder), "--exposed-comm", "15"]) == 2
     assert capsys.readouterr().err == "error: --exposed-comm 15 is no share: must be from 0 to 1, such as 0.15\n"
+
+
+@pytest.mark.parametrize("option", ["--html", "--trace"])
+def test_a_file_that_cannot_be_written(folder: Path, option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", "show", str(folder), option, str(folder)]) == 2
+    assert capsys.readouterr().err == f"error: {option} {folder}: is a folder, a file is needed\n"
 
 
 def test_what_is_no_capture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
