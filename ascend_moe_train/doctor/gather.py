@@ -37,8 +37,7 @@ def gather(sources: Sequence[Scanned]) -> Evidence:
             at_s = on_one_scale(event.moment, near_s) if event.moment is not None else None
             shifted = at_s - offsets_s.get(source.name, 0.0) if at_s is not None else None
             events.append(replace(event, actor=actor, at_s=shifted))
-    events.sort(key=lambda event: (event.at_s is None, event.at_s or 0.0))
-    events = [replace(event, order=order) for order, event in enumerate(events)]
+    events = [replace(event, order=order) for order, event in enumerate(_in_order(events))]
     by_rank = _by_rank(sources, ranks_of, events)
     return Evidence(
         events=events,
@@ -49,6 +48,18 @@ def gather(sources: Sequence[Scanned]) -> Evidence:
         pids=pids,
         source_ranks=ranks_of,
     )
+
+
+def _in_order(events: Sequence[Event]) -> list[Event]:
+    """By time; an event without one comes right before the next of its source that has one."""
+    keys: list[tuple[bool, float]] = []
+    after: dict[str, float] = {}
+    for event in reversed(events):
+        if event.at_s is not None:
+            after[event.place.source] = event.at_s
+        at_s = after.get(event.place.source)
+        keys.append((at_s is None, at_s or 0.0))
+    return [event for _, event in sorted(zip(reversed(keys), events, strict=True), key=lambda pair: pair[0])]
 
 
 def _rank_of(source: Scanned, is_one_host: bool) -> int | None:

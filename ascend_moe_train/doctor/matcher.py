@@ -8,6 +8,7 @@ import re2
 
 from ascend_moe_train.doctor.pattern import Pattern, parsed
 from ascend_moe_train.doctor.rule import Rule, RuleBook
+from ascend_moe_train.doctor.wording import complaint, informs, is_general
 
 MAX_MEM_BYTES = 256 * 2**20  # of RE2's automaton, beyond which it would be slower
 EXCEPTION = "@exception"  # pseudo codes: rules for what no other rule knows
@@ -26,6 +27,7 @@ _NUMBER = (
 )
 _LOSS = r"(?i:\bloss\b|_loss\b)"
 _ADVICE = ("Solution", "Possible Cause", "Possible cause", "TraceBack")  # CANN's own, which fits many causes
+_MODULE = re.compile(r"\[[A-Z]{5,9}\] ?(?P<name>[A-Z][A-Z_0-9]{1,16})\(")
 _EXCEPTION = re.compile(
     r"(?:E {1,8})?(?:[A-Za-z_]\w{0,60}\.){0,8}(?P<name>[A-Z]\w{0,60}(?:Error|Exception|Interrupt))(?:: ?(?P<said>.*))?$"
 )
@@ -84,19 +86,33 @@ class Matcher:
         benign = [match for match in found if match.rule.role == "benign"]
         if benign:
             return [*facts, *benign]
-        special = [match for match in found if match.rule.role != "fact" and not match.rule.id.startswith("general-")]
-        if special:
+        special = [match for match in found if match.rule.role != "fact" and not is_general(match.rule)]
+        if any(match.rule.role != "wrapper" for match in special):
             return [*facts, *special]
-        if facts or text.lstrip().startswith(_ADVICE):
-            return facts
-        return [*facts, *self._general([match for match in found if match.rule.role != "fact"], text, level)]
+        if (facts and not special) or text.lstrip().startswith(_ADVICE):
+            return [*facts, *special]
+        words = self._words([match for match in found if is_general(match.rule)], text, level)
+        if special:  # a wrapper says nothing, but what it passes on may
+            return [*facts, *special, *(match for match in words if match.rule.level)]
+        return self._general(words, text, level)
+
+    def _words(self, found: list[Match], text: str, level: str) -> list[Match]:
+        """The surest general rule for a line without its counts of nothing and its settings; what words say counts more
+        than the module of a code. None for a line that only informs."""
+        if not found or informs(text, level):
+            return []
+        said = complaint(text)
+        if said != text:
+            found = [match for match in self._found(said) if is_general(match.rule)]
+        worded = [match for match in found if not match.rule.is_inferred]
+        return [max(worded or found, key=lambda match: match.rule.level)] if found else []
 
     def _general(self, found: list[Match], text: str, level: str) -> list[Match]:
         """What general words say of a line, and that it is an exception or an error, if it is one."""
         unknown = self._unknown(text, level)
-        best = max(found, key=lambda match: match.rule.level, default=None)
-        if best is None:
+        if not found:
             return [] if unknown is None else [unknown]
+        best = found[0]
         if not best.rule.level:
             return [best]
         return [Match(rule=best.rule, values=best.values | (unknown.values if unknown is not None else {}))]
@@ -115,7 +131,7 @@ class Matcher:
                 yield Match(rule=rule, values=values)
         codes = [*self._code.findall(text), *self._number.findall(text)]
         for code in dict.fromkeys(codes):
-            for rule in self._book.by_code.get(code, ()):
+            for rule in self._book.by_code.get(code) or self._book.by_code.get(_family(code), ()):
                 if rule.id not in seen:
                     seen.add(rule.id)
                     yield Match(rule=rule, values={"code": code})
@@ -128,11 +144,21 @@ class Matcher:
             code = COMM_EXCEPTION if is_about_peers else EXCEPTION
             values = {"name": said["name"], "said": (said["said"] or "")[:200]}
         elif level in ("ERROR", "CRITICAL", "EXCEPTION"):
-            code, values = ERROR, {"said": text[:200]}
+            module = _MODULE.match(text)
+            code = f"{ERROR}-{module['name']}" if module is not None else ERROR
+            values = {"said": text[:200]}
         else:
             return None
-        rules = self._book.by_code.get(code, ())
+        rules = self._book.by_code.get(code) or self._book.by_code.get(ERROR if level else code, ())
         return Match(rule=rules[0], values=values) if rules else None
+
+
+def _family(code: str) -> str:
+    """The pseudo code of a module's codes, or of a range of numbers. Internal codes (9000 and above) have none: they
+    say nothing."""
+    if code.isdecimal():
+        return f"@{code[:3]}"
+    return "" if code[2] == "9" else f"@{code[:2]}"
 
 
 def _options() -> re2.Options:

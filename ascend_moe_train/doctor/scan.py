@@ -9,6 +9,7 @@ from ascend_moe_train.doctor.event import Actor, Event, Place, Scanned
 from ascend_moe_train.doctor.matcher import Matcher
 from ascend_moe_train.doctor.prefix import split
 from ascend_moe_train.doctor.reading import text_of
+from ascend_moe_train.doctor.wording import complains, is_general, warns
 
 MAX_LINE_BYTES = 8192  # what is looked at of a line
 MAX_QUOTED = 600
@@ -19,11 +20,9 @@ EDGE_BYTES = 65_536
 LOOK_BACK_BYTES = 8192
 NEW_START = "f-start"
 
-# General words count in lines that complain, and in what is short enough to be somebody's own words.
+# General words count in lines that complain, in warnings where something else is wrong, and in what is short enough to
+# be somebody's own words.
 MAX_OWN_WORDS = 20
-_COMPLAINS = re.compile(
-    r"(?i)error|fail|fatal|exception|cannot|can't|unable|abort|refused|denied|invalid|kill|crash|corrupt|stuck|exceed"
-)
 
 _STEP = re.compile(r"(?i)\b(?:global[_ ]?step|step|iteration|iter)\b\W{0,6}(\d{1,9})")
 _FIELD = re.compile(
@@ -67,6 +66,7 @@ class _Scanner:
         self._doubtful: list[Event] = []
         self._searched = 0  # up to where in the block times have been looked for
         self._timed: tuple[int, Moment] | None = None  # where that was when the last was found, and which
+        self._warnings: list[Event] = []
 
     def take(self, block: bytes) -> None:
         """Whole lines."""
@@ -94,6 +94,9 @@ class _Scanner:
         found = self.found
         if found.num_lines <= MAX_OWN_WORDS:
             for event in self._doubtful:
+                self._keep(event)
+        if any(event.rule.role not in ("fact", "benign") for event in found.events):
+            for event in self._warnings:
                 self._keep(event)
         kept = {(event.rule.id, event.place.line) for event in found.events}
         last = [each for each in self._last_events.values() if (each.rule.id, each.place.line) not in kept]
@@ -127,7 +130,11 @@ class _Scanner:
             event = Event(
                 rule=match.rule, actor=actor, place=place, text=text[:MAX_QUOTED], moment=moment, values=match.values
             )
-            if match.rule.id.startswith("general-") and _COMPLAINS.search(text) is None:
+            if not is_general(match.rule):
+                self._keep(event)
+            elif warns(text):
+                self._warnings = [*self._warnings, event][:MAX_OWN_WORDS]
+            elif not complains(text):
                 self._doubtful = [*self._doubtful, event][:MAX_OWN_WORDS]
             else:
                 self._keep(event)

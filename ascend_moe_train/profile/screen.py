@@ -201,4 +201,4 @@ def _lines(analysis: Analysis) -> Iterator[str]:
     for number, each in enumerate(analysis.advice[:MAX_ADVICE], 1):
         yield f"{number}. [bold]{unmarked(each.title)}[/]: [cyan]about {each.gain_ms:.1f} ms a step[/]"
         yield from (f"   {unmarked(fact)}" for fact in each.figures)
-        yield f"   [green]{unmarked(each.action)}[/] [dim]({escape(', '.join(each.keys))})[/]"
+        yield f"   [green]{unmarked(each.action)}[/] [dim]({unmarked(', '.join(each.keys))})[/]"

@@ -309,3 +309,27 @@ def test_deciding_is_linear() -> None:
     rules = matcher()
     text = "[ERROR] HCCL(1,p):" + "remote rank:[" * 50_000
     assert rules.matches(text, "ERROR")
+
+
+@pytest.mark.parametrize(
+    ("line", "rule"),
+    [
+        ("EI0077: [PID: 1] 2026-03-01-10:00:00.100.200 the group was left", "general-code-hccl?"),
+        ("EL0077: [PID: 1] 2026-03-01-10:00:00.100.200 there are none left", "general-code-driver"),
+        ("EL9977: [PID: 1] 2026-03-01-10:00:00.100.200 there are none left", ""),
+        ("call aclnnNew, error code is 161077", "general-code-operator"),
+        ("E30077: the port is occupied, bind failed", "general-port"),
+        ("EZ9999: Inner Error! op[X], the data has the wrong shape", "general-shape"),
+        ("[ERROR] ROCE(71,python):2026-03-01-10:00:00.100.200 [a.c:1] upside down", "unknown-link"),
+        ("[ERROR] HCCL(71,python):2026-03-01-10:00:00.100.200 [a.c:1] upside down", "unknown-hccl?"),
+        ("[INFO] HCCL(71,python):2026-03-01-10:00:00.100.200 [a.c:1] link is down, port is down", ""),
+        ("INFO 03-01 10:00:00 [core.py:1] errors: a checkpoint with missing key is corrupt", ""),
+    ],
+)
+def test_families_and_words_decide_where_no_rule_knows_a_line(line: str, rule: str) -> None:
+    assert told({"x.log": f"{line}\n"})[0] == rule
+
+
+def test_a_traceback_without_a_time_comes_before_what_follows_it() -> None:
+    log = "RuntimeError: it has a wrong shape\n[ERROR] 2026-03-01-10:00:00 (PID:1) upside down\n"
+    assert told({"x.log": log})[0] == "general-shape"
