@@ -16,6 +16,8 @@ _RANK = re.compile(
     r"(?:node[ _\-]?(?P<node>\d{1,5})/)?\[?(?:default\d{1,4}\]:\[)?rank[ _\-]?(?P<rank>\d{1,6})\]?"
     r"(?::| (?=\S)|(?=\[)) ?"
 )
+# our launcher, of what a rank said before it ended (docs/launch.md)
+_TOLD = re.compile(r"error: rank (?P<rank>\d{1,6})(?: on [\w.\-:]{1,80})? in step \d{1,12}: ")
 _NODE = re.compile(r"\[?(?P<host>(?:node|worker|host)[ _\-]?\d{1,5})\]?: ")
 _MPI = re.compile(r"\[\d{1,4},(?P<rank>\d{1,6})\](?:<std(?:out|err)>)?:? ?")
 _LEVEL = re.compile(r"\[(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL|EVENT|EXCEPTION)\] ?")
@@ -83,7 +85,7 @@ def split(line: str, actor: Actor) -> tuple[Actor, str, str]:
     elif (found := _SAID.match(line)) is not None:
         actor = Actor(part="scheduler" if found["who"] == "scheduler" else "launcher", host=actor.host)
         line = line[found.end() :]
-    if (found := _RANK.match(line) or _MPI.match(line)) is not None:
+    if (found := _RANK.match(line) or _MPI.match(line) or _TOLD.match(line)) is not None:
         node = found.groupdict().get("node")
         actor = replace(actor, part="rank", rank=int(found["rank"]), host=f"node {node}" if node else actor.host)
         line = line[found.end() :]

@@ -147,6 +147,7 @@ def test_names_of_files(name: str, actor: Actor) -> None:
         ("worker_2.log: [ERROR] ME(77:1,Main):x", 2, 77, "[ERROR] ME(77:1,Main):x"),
         ("node1/rank9: hello", 9, None, "hello"),
         ("[1,6]<stderr>: hello", 6, None, "hello"),
+        ("error: rank 2 in step 3: hello", 2, None, "hello"),
         ("[E1 x.cpp] [Rank 5] hello", 5, None, "[E1 x.cpp] [Rank 5] hello"),
         ("EI0006: [PID: 99] hello", None, 99, "EI0006: [PID: 99] hello"),
         (
