@@ -19,7 +19,14 @@ from ascend_moe_train.parallel.config import ParallelConfig, check_parallel
 from ascend_moe_train.part import Part
 from ascend_moe_train.presets import PRESETS
 from ascend_moe_train.strict_yaml import Value
-from ascend_moe_train.train.config import AscendConfig, BatchConfig, GuardConfig, RecomputeConfig, RunConfigPart
+from ascend_moe_train.train.config import (
+    AscendConfig,
+    BatchConfig,
+    GuardConfig,
+    ProfileConfig,
+    RecomputeConfig,
+    RunConfigPart,
+)
 
 MAX_ASSIGNMENTS = 2**31  # token-to-expert assignments of one micro-batch are numbered with int32
 
@@ -39,6 +46,7 @@ class RunConfig(Part):
     parallel: ParallelConfig = ParallelConfig()
     recompute: RecomputeConfig = RecomputeConfig()
     ascend: AscendConfig = AscendConfig()
+    profile: ProfileConfig = ProfileConfig()
 
     @property
     def tokens_per_step(self) -> int:
@@ -54,6 +62,10 @@ class RunConfig(Part):
             raise ValueError(
                 f"optim.decay_fraction {optim.decay_fraction} of run.steps {run.steps} leaves no room for "
                 f"optim.warmup_steps {optim.warmup_steps}"
+            )
+        if self.profile.span and self.profile.span[-1] > run.steps:
+            raise ValueError(
+                f"profile.steps '{self.profile.steps}' goes beyond the last step: run.steps is {run.steps}"
             )
         if run.device == "cpu" and run.precision == "bf16":
             raise ValueError("run.precision 'bf16' is for device 'ascend': on 'cpu' use 'fp32' or 'fp16'")

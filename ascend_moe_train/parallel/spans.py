@@ -6,7 +6,7 @@ Pure.
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
@@ -51,16 +51,50 @@ class StepComm:
         return sum(each.payload_bytes for each in self.calls)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TimedCall:
+    """One call, from when to when on the clock of its `CallLog`, in seconds."""
+
+    verb: str
+    group: Group
+    payload_bytes: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(kw_only=True)
+class CallLog:
+    """Every call by itself, and from when to when the step stood still for one. To be told right after it."""
+
+    clock: Callable[[], float] = time.perf_counter
+    calls: list[TimedCall] = field(default_factory=list)
+    waits_s: list[tuple[float, float]] = field(default_factory=list)
+
+    def ran(self, verb: str, group: Group, payload_bytes: int, seconds: float) -> None:
+        """A call is over, which took so long."""
+        end_s = self.clock()
+        call = TimedCall(verb=verb, group=group, payload_bytes=payload_bytes, start_s=end_s - seconds, end_s=end_s)
+        self.calls.append(call)
+
+    def waited(self, seconds: float) -> None:
+        """The step has stood still for so long."""
+        end_s = self.clock()
+        self.waits_s.append((end_s - seconds, end_s))
+
+
 class Spans:
-    """Adds up what is told of calls, from any thread, until it is taken."""
+    """Adds up what is told of calls, from any thread, until it is taken. While it has a `log`, that is told too."""
 
     def __init__(self) -> None:
+        self.log: CallLog | None = None
         self._lock = threading.Lock()
         self._ran: dict[_Key, tuple[int, int, float]] = {}
         self._exposed_s: dict[_Key, float] = {}
 
     def ran(self, verb: str, group: Group, payload_bytes: int, seconds: float) -> None:
         """A call is over, which took so long."""
+        if (log := self.log) is not None:
+            log.ran(verb, group, payload_bytes, seconds)
         key = verb, group.name, group.content
         with self._lock:
             calls, moved, total_s = self._ran.get(key, (0, 0, 0.0))
@@ -68,6 +102,8 @@ class Spans:
 
     def waited(self, verb: str, group: Group, seconds: float) -> None:
         """The step has stood still for a call for so long."""
+        if (log := self.log) is not None:
+            log.waited(seconds)
         key = verb, group.name, group.content
         with self._lock:
             self._exposed_s[key] = self._exposed_s.get(key, 0.0) + seconds

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
+from ascend_moe_train.profile.communication import PAYLOAD
 from ascend_moe_train.profile.groups import is_p2p
 from ascend_moe_train.profile.layout import Layout
 from ascend_moe_train.profile.matched import Matching, Shared
@@ -204,7 +205,7 @@ def kind_costs(ranks: Sequence[Rank], layout: Layout, matching: Matching) -> lis
         for each in rank.collectives:
             kind = kind_of_collective(each, layout)
             sums = parts[kind][rank.rank]
-            size_mb = sum(each.links.get(name, (0.0, 0.0))[0] for name in ("SDMA", "RDMA"))
+            size_mb = sum(each.links.get(name, (0.0, 0.0))[0] for name in ("SDMA", "RDMA", PAYLOAD))
             for place, value in enumerate((1.0, each.elapse_ms, each.exposed_ms or 0.0, size_mb)):
                 sums[place] += value / rank.num_steps
             if each.exposed_ms is None:

@@ -11,6 +11,7 @@ from ascend_moe_train.profile.tables import Collective, Link
 from ascend_moe_train.profile.text import read_json
 
 TOTAL = "Total Op Info"
+PAYLOAD = "Payload"  # of our own runs: what a rank put in, whatever way it went
 LARGEST_MS = 1e10
 _TIMES = {
     "transit_ms": "Transit Time(ms)",

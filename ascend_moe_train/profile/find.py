@@ -18,6 +18,7 @@ NO_DEVICE: tuple[None] = (None,)
 MAX_FOLDERS = 20_000
 OUTPUT = "ASCEND_PROFILER_OUTPUT"
 OPPROF_FILES = ("OpBasicInfo.csv", "PipeUtilization.csv", "L2Cache.csv")  # of msprof op
+OWN = "amt train"  # of a run of ours on CPUs; see write.py
 ANALYZE = "analyze"  # of msprof, beside MSPROF_OUTPUT
 MSPROF_OUTPUT = "mindstudio_profiler_output"
 CLUSTER_OUTPUT = "cluster_analysis_output"
@@ -158,7 +159,7 @@ def _framework(place: Path, files: Files) -> Source:
     is_mindspore = home.name.endswith("_ascend_ms") or "ms_version" in info or "ms_profiler_info" in info
     return Source(
         rank=rank,
-        writer="MindSpore" if is_mindspore else "torch_npu",
+        writer=OWN if OWN in info else "MindSpore" if is_mindspore else "torch_npu",
         folder=home,
         files=files,
         stamp=_stamp(home.name),

@@ -37,6 +37,7 @@ _BEGINNINGS = (
     ("cp", "CP"),
     ("context", "CP"),
     ("tp", "TP"),
+    ("etp", "TP"),
     ("tensor", "TP"),
     ("pp", "PP"),
     ("pipe", "PP"),

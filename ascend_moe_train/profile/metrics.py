@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 
+from ascend_moe_train.profile.find import OWN
 from ascend_moe_train.profile.groups import is_p2p
 from ascend_moe_train.profile.tables import CUBE_CORES, PIPES, VECTOR_CORES, KernelGroup, Rank
 
@@ -12,6 +13,7 @@ NO_RATIOS = "not collected: set profiler_level=Level1 and aic_metrics=PipeUtiliz
 NO_COLLECTIVES = "not collected: set profiler_level=Level1"
 NO_CACHE = "not collected: set aic_metrics=L2Cache (a run of its own), or sys options of msprof for LLC"
 NO_MEMORY = "not collected: set profile_memory=True"
+NOT_ON_CPU = "not there in the profile of a run on CPUs"
 NO_STEPS = "not collected: no step_trace_time.csv, no Overlap Analysis track and no kernels"
 NO_TRACE = "not collected: set activities CPU and NPU, and keep trace_view.json"
 
@@ -42,7 +44,7 @@ def _figure(rank: Rank, name: str, value: float | None, unit: str, formula: str,
         unit=unit,
         formula=formula,
         source=source if value is not None else "",
-        missing="" if value is not None else missing,
+        missing="" if value is not None else NOT_ON_CPU if rank.writer == OWN else missing,
     )
 
 

@@ -1,5 +1,6 @@
 """How long, how much at once, on what, and what to watch for. Pure."""
 
+import re
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -112,6 +113,43 @@ class RunConfigPart(Part):
                 f"{self.time_reserve_s:g} of it is for saving and ending"
             )
         return self
+
+
+class ProfileConfig(Part):
+    """Which steps of a run are profiled, into a folder that `amt profile` reads.
+
+    `steps` is one step or `first:last`, both of them profiled; null is none. `dir` is where, null is `profile` in
+    run.dir. `level` and `aic_metrics` are those of MindSpore's profiler, on Ascend; on a CPU they have no effect.
+    """
+
+    steps: int | str | None = None
+    dir: Annotated[str, Field(min_length=1)] | None = None
+    level: Literal["Level0", "Level1", "Level2"] = "Level1"
+    aic_metrics: Literal[
+        "AiCoreNone",
+        "PipeUtilization",
+        "ArithmeticUtilization",
+        "Memory",
+        "MemoryL0",
+        "MemoryUB",
+        "MemoryAccess",
+        "ResourceConflictRatio",
+        "L2Cache",
+    ] = "PipeUtilization"
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Self:
+        if self.steps is not None and not self.span:
+            raise ValueError(
+                f"steps '{self.steps}': must be one step, such as 10, or first:last, such as 10:12, from 1"
+            )
+        return self
+
+    @property
+    def span(self) -> range:
+        """The steps, counted from 1; empty without any."""
+        match = re.fullmatch(r"([1-9][0-9]{0,14})(?::([1-9][0-9]{0,14}))?", str(self.steps))
+        return range(0) if match is None else range(int(match[1]), int(match[2] or match[1]) + 1)
 
 
 MIB = 2**20

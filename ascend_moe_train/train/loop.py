@@ -41,7 +41,7 @@ def train(config: RunConfig, inputs: Inputs, view: View, stop: StopRequest, rank
     run_dir = Path(config.run.dir)
     trainer = Trainer(config, inputs.train, view.note, ranks, inputs.start)
     peak, source = _peak(config, trainer.device, run_dir, ranks)
-    with named_failures():
+    with named_failures(), trainer.profiling:
         view.note(f"{_where(trainer)}, {_what_is_next(trainer)}")
         if config.lora is not None:
             view.note(_what_is_trained(config.model, config.lora))
@@ -193,7 +193,8 @@ def _evaluation(trainer: Trainer, inputs: Inputs, record: Callable[[Record], Non
     def after_step(step: int) -> None:
         if step % run.eval_every == 0 or step == run.steps:
             trainer.ranks.progress.phase("evaluating", step)
-            record(evaluate(step))
+            with trainer.profiling.phase("evaluation"):
+                record(evaluate(step))
 
     return after_step
 
@@ -208,7 +209,8 @@ class _Saver:
     def after_step(self) -> None:
         """Saves when a checkpoint is due."""
         if self._trainer.state.step % self._trainer.config.checkpoint.every == 0:
-            self.save()
+            with self._trainer.profiling.phase("checkpoint"):
+                self.save()
 
     def save(self) -> None:
         """Saves the state that training has reached."""

@@ -4,6 +4,7 @@ Shape letters: see model/kernels/protocol.py. What a graph hands out as `figures
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -174,7 +175,8 @@ class TrainStep:
     whose squares there are; all are the optimizer's weights unless a reduction says otherwise. `total_of` adds a count
     up over all that train. `own` is what of a batch is this process's. `refill` brings the weights of an optimizer on
     the host to the model. `make_passes` makes other passes than one micro-batch after the other through the whole
-    model, from the sums; `moe_rows` are then the layers of experts that are here.
+    model, from the sums; `moe_rows` are then the layers of experts that are here. The attribute `phase` is what each
+    part of a step is done in.
     """
 
     def __init__(
@@ -195,6 +197,7 @@ class TrainStep:
         moe_rows: Sequence[int] | None = None,
     ) -> None:
         self._optimizer, self._refill, self._own = optimizer, refill, own
+        self.phase: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext()
         self._names = names or optimizer.names
         self.num_micro, self._total_of = num_micro, total_of
         self._num_moe_layers = model.num_moe_layers
@@ -241,10 +244,13 @@ class TrainStep:
             for i in range(self.num_micro)
         ]
         if self._whole is not None:
-            counts_LE, update = self._whole(control_5, *micros[0])
-            return self._result(counts_LE.asnumpy(), update, control)
-        figures, counts_sum = self._passes(micros, ms.Tensor(control[3:4].astype(np.float32)))
-        return self._result(counts_sum, self._update(ms.Tensor(figures), control_5), control)
+            with self.phase("forward, backward, update"):
+                counts_LE, update = self._whole(control_5, *micros[0])
+                return self._result(counts_LE.asnumpy(), update, control)
+        with self.phase("forward, backward"):
+            figures, counts_sum = self._passes(micros, ms.Tensor(control[3:4].astype(np.float32)))
+        with self.phase("update"):
+            return self._result(counts_sum, self._update(ms.Tensor(figures), control_5), control)
 
     def graphs(self, inputs: Inputs) -> list[Graph]:
         """What is compiled for a step of micro-batches like this one, in the order of their first use."""

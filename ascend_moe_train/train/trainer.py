@@ -29,6 +29,7 @@ from ascend_moe_train.train.building import make_step
 from ascend_moe_train.train.guard import find_origin, remember_loss, spike_limit
 from ascend_moe_train.train.metrics import Smoother, StepMeter, StepRecord
 from ascend_moe_train.train.persist import Tensors, restore
+from ascend_moe_train.train.profiling import Profiling
 from ascend_moe_train.train.ranks import Ranks
 from ascend_moe_train.train.session import build_model
 from ascend_moe_train.train.state import TrainingState
@@ -87,6 +88,8 @@ class Trainer:
             self.state = self.state.model_copy(update={"loss_scale": LossScale(scale=self._first_scale())})
         self.site = site_of(config, ranks.mesh, ranks.comm, ranks.device) if ranks.mesh.pp > 1 else None
         self._step = make_step(config, ranks.mesh, ranks.comm, self.model, self.sharded, self.optimizer, self.site)
+        self.profiling = Profiling(config, ranks, self.device, self.state.step + 1, note)
+        self._step.phase = self.profiling.phase
         self._has_run = False
         self.must_rewind = False
         self._stragglers = Stragglers(ranks, config.guard)
@@ -105,6 +108,7 @@ class Trainer:
         Raises TrainingError: too many non-finite steps in a row; the message names step and tensor.
         """
         while not self.must_rewind and not self.is_done and not self._is_asked_to_stop(stop):
+            self.profiling.begin(self.state.step + 1)
             self.ranks.progress.phase("step" if self._has_run else "compile", self.state.step + 1)
             yield self._one_step(meter)
             self._has_run = True
@@ -156,7 +160,8 @@ class Trainer:
         start_s = time.perf_counter()
         if self.ranks.spans is not None:
             self.ranks.spans.take()
-        batch = self.loader.batch(state.data_step)
+        with self.profiling.phase("data"):
+            batch = self.loader.batch(state.data_step)
         lr = learning_rate(config.optim, state.step, config.run.steps)
         limit = spike_limit(config.guard, state)
         highest = limit if config.guard.spike_action in ("skip", "rewind") else math.inf
