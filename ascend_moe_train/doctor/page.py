@@ -41,7 +41,8 @@ def _timeline(verdict: Verdict) -> str:
     shown = list(rows.items())[:MAX_ROWS]
     cause = {event.order for event in verdict.cause.events} if verdict.cause is not None else set()
     height = ROW * (len(shown) + 2)
-    parts = [f'<svg viewBox="0 0 {LEFT + WIDTH + 20} {height}" role="img" aria-label="events of ranks over time">']
+    box = f"0 0 {LEFT + WIDTH + 20} {height}"
+    parts = [f'<div class="wide"><svg viewBox="{box}" role="img" aria-label="events of ranks over time">']
     for index, (name, events) in enumerate(shown):
         y = ROW * (index + 1)
         parts.append(f'<text x="0" y="{y}">{html.escape(name)}</text>')
@@ -49,7 +50,7 @@ def _timeline(verdict: Verdict) -> str:
         parts += [_mark(event, y, first, last, event.order in cause) for event in _spread(events, cause)]
     y = ROW * (len(shown) + 1)
     parts.append(f'<text x="{LEFT}" y="{y}">{shown_time(first)}</text>')
-    parts.append(f'<text class="end" x="{LEFT + WIDTH}" y="{y}">{shown_time(last)}</text></svg>')
+    parts.append(f'<text class="end" x="{LEFT + WIDTH}" y="{y}">{shown_time(last)}</text></svg></div>')
     return "".join(parts)
 
 
