@@ -134,7 +134,15 @@ def _show(verdict: "Verdict", *, with_fixes: bool) -> None:
     from rich.table import Table
 
     from ascend_moe_train.cluster.preflight.links import link_lines
-    from ascend_moe_train.cluster.preflight.report import MARKS, counted, finding_lines, fix_lines, headline, matrix
+    from ascend_moe_train.cluster.preflight.report import (
+        MARKS,
+        NOT_ASKED,
+        counted,
+        finding_lines,
+        fix_lines,
+        headline,
+        matrix,
+    )
 
     names, rows = matrix(verdict)
     table = Table(box=None, pad_edge=False)
@@ -142,7 +150,9 @@ def _show(verdict: "Verdict", *, with_fixes: bool) -> None:
         table.add_column(name, no_wrap=True)
     styles = {"ok": "green", "failed": "bold red", "unknown": "dim"}
     for check, outcomes in rows:
-        marks = [f"[{styles[each.status]}]{MARKS[each.status]}[/]" if each else "" for each in outcomes]
+        marks = [
+            f"[{styles[each.status]}]{MARKS[each.status]}[/]" if each else f"[dim]{NOT_ASKED}[/]" for each in outcomes
+        ]
         table.add_row(check.name, counted(verdict, check), *marks)
     Console().print(table)
     lines = ["", headline(verdict), *finding_lines(verdict), *link_lines(verdict.seen.links)]

@@ -79,6 +79,13 @@ def test_npu_smi_is_read_by_its_bars() -> None:
     assert table.processes == ((2, 4242),)
 
 
+def test_a_host_that_was_not_asked_has_a_mark_of_its_own() -> None:
+    said = seen([{}, {}])
+    error = RemoteError(said.answers[1].host, "broken", "nobody listens")
+    verdict = judge_all(replace(said, answers=said.answers[:1], errors=(error,)))
+    assert page(verdict).count("<td>-</td>") == len(verdict.checks) - 1  # all but that of SSH
+
+
 def test_a_wider_table_of_a_newer_release_is_read() -> None:
     text = npu_smi(range(2)).replace("| 0                         |", "| 0       0                                 |")
     assert len(parse_npu_smi(text).npus) == 2

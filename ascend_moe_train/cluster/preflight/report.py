@@ -12,6 +12,7 @@ from ascend_moe_train.html_page import asset, card, cell, filled, policy_hash, t
 
 MOST_COLUMNS = 8
 MARKS = {"ok": "ok", "failed": "FAILED", "unknown": "?"}
+NOT_ASKED = "-"  # of a host that could not be reached
 
 
 def headline(verdict: Verdict) -> str:
@@ -136,6 +137,6 @@ def page(verdict: Verdict) -> str:
 
 def _mark(outcome: Outcome | None) -> str:
     if outcome is None:
-        return "<td></td>"
+        return f"<td>{NOT_ASKED}</td>"
     title = html.escape(outcome.found, quote=True)
     return f'<td class="{outcome.status}" title="{title}">{MARKS[outcome.status]}</td>'
