@@ -32,6 +32,7 @@ _EXCEPTION = re.compile(
     r"(?:E {1,8})?(?:[A-Za-z_]\w{0,60}\.){0,8}(?P<name>[A-Z]\w{0,60}(?:Error|Exception|Interrupt))(?:: ?(?P<said>.*))?$"
 )
 _QUOTED_SOURCE = re.compile(r"\s*(?:raise [\w.]+(?: from \w+)?(?:\(|$)|except [\w., ()]+:$)")  # a traceback's own lines
+_FIGURE = re.compile(r"\d{1,9}\.\d{1,20}(?:e[-+]?\d{1,4})?")  # a measure, such as RelativeError: 0.01
 _COMM_WORDS = re.compile(
     r"(?i)nccl|hccl|gloo|rendezvous|all_?reduce|all_?gather|all_?to_?all|barrier|broadcast|broken pipe|peer"
     r"|timed? ?out|distributed job|launch kernel failed, name:\S*(?:reduce|gather|alltoall|send|receive)"
@@ -139,7 +140,7 @@ class Matcher:
     def _unknown(self, text: str, level: str) -> Match | None:
         """An exception or an error line that no rule knows."""
         said = _EXCEPTION.match(text)
-        if said is not None:
+        if said is not None and _FIGURE.fullmatch(said["said"] or "") is None:
             is_about_peers = _COMM_WORDS.search(text[:2000]) is not None
             code = COMM_EXCEPTION if is_about_peers else EXCEPTION
             values = {"name": said["name"], "said": (said["said"] or "")[:200]}

@@ -9,7 +9,7 @@ from ascend_moe_train.doctor.event import Actor, Event, Place, Scanned
 from ascend_moe_train.doctor.matcher import Matcher
 from ascend_moe_train.doctor.prefix import split
 from ascend_moe_train.doctor.reading import text_of
-from ascend_moe_train.doctor.wording import complains, is_general, warns
+from ascend_moe_train.doctor.wording import complains, complaint, is_general, warns
 
 MAX_LINE_BYTES = 8192  # what is looked at of a line
 MAX_QUOTED = 600
@@ -134,10 +134,10 @@ class _Scanner:
                 self._keep(event)
             elif warns(text):
                 self._warnings = [*self._warnings, event][:MAX_OWN_WORDS]
-            elif not complains(text):
-                self._doubtful = [*self._doubtful, event][:MAX_OWN_WORDS]
-            else:
+            elif complains(text):
                 self._keep(event)
+            elif complaint(text) == text:
+                self._doubtful = [*self._doubtful, event][:MAX_OWN_WORDS]
 
     def _moment_before(self, block: bytes, start: int) -> Moment | None:
         """The time of the nearest line before, for one that has none, such as a traceback's; no line is looked at
