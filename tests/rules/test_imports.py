@@ -65,7 +65,7 @@ MAY_IMPORT = {
     "planner": {"pure", "parallel", "planner"},
     "profile": {"pure", "parallel", "planner", "profile"},
     "doctor": {"pure", "cluster", "planner", "doctor"},
-    "train": {"pure", "model", "data", "optim", "checkpoint", "parallel", "cluster", "train"},
+    "train": {"pure", "model", "data", "optim", "checkpoint", "parallel", "cluster", "profile", "train"},
     "selftest": {"pure", "model", "data", "optim", "checkpoint", "parallel", "cluster", "train", "selftest"},
     "bench": {"pure", "model", "data", "optim", "checkpoint", "parallel", "cluster", "planner", "train", "bench"},
     "cli": {
