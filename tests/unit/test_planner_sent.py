@@ -12,6 +12,7 @@ from ascend_moe_train.errors import ConfigError
 from ascend_moe_train.model.counts import moe_layers
 from ascend_moe_train.parallel.compress_costs import TwoStageSizes, low_rank_bytes
 from ascend_moe_train.parallel.config import CompressConfig
+from ascend_moe_train.parallel.expert_sizes import expected_nodes
 from ascend_moe_train.parallel.mesh import mesh_of, num_micro
 from ascend_moe_train.parallel.sharing import zero_plan_of
 from ascend_moe_train.parallel.traffic import model_sent
@@ -62,9 +63,13 @@ def test_bytes_of_a_plan_are_those_of_all_ranks_of_the_run(name: str, run: RunCo
     )
     moe = run.model.moe
     assert moe is not None
-    accepted = [job.tokens_per_step * moe.top_k] * len(moe_layers(run.model))
+    layers = len(moe_layers(run.model))
+    accepted = [job.tokens_per_step * moe.top_k] * layers
+    nodes = plan.nodes[1] if plan.nodes is not None else 1
+    crossing = [round(job.tokens_per_step * expected_nodes(moe.num_experts, moe.top_k, nodes))] * layers
+    of_model = model_sent(run, mesh, accepted, crossing)
     for in_warm_up in (False, True):
-        expected: dict[tuple[str, ...], float] = {tuple(k): n for k, n in model_sent(run, mesh, accepted).items()}
+        expected: dict[tuple[str, ...], float] = {tuple(k): n for k, n in of_model.items()}
         for rank in range(ranks):
             zero = zero_plan_of(run, mesh, rank)
             for key, (_, size) in zero_sent(zero, num_micro(run.batch, mesh), sends_momenta=not in_warm_up).items():

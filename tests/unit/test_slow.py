@@ -11,6 +11,7 @@ from ascend_moe_train.parallel.buckets import CLASSES
 from ascend_moe_train.parallel.comm import Array, Group, How, LocalComm, Wire, payload_bytes
 from ascend_moe_train.parallel.config import GroupName
 from ascend_moe_train.parallel.cuts import GROUP_AXES
+from ascend_moe_train.parallel.sharing import NEIGHBOURS
 from ascend_moe_train.parallel.slow import SlowComm
 from ascend_moe_train.parallel.streams import WAYS
 from tests.rules.source import modules
@@ -104,5 +105,5 @@ def names_of_splits() -> Iterator[str]:
 
 def test_every_group_of_a_run_can_be_named() -> None:
     made = {*names_of_splits(), *("_".join(GROUP_AXES[kind]) for kind in CLASSES if kind != "ends")}
-    made |= {"world", "ends", *(f"pp {way}" for way in WAYS)}
+    made |= {"world", "ends", NEIGHBOURS, *(f"pp {way}" for way in WAYS)}
     assert made == set(get_args(GroupName))
