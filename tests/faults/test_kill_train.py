@@ -1,4 +1,4 @@
-"""`amt train` as a process: kill -9 at ten random moments changes nothing; SIGTERM and Ctrl-C save before the end; a
+"""`amt train` as a process: kill -9 at random moments changes nothing; SIGTERM and Ctrl-C save before the end; a
 full disk ends it with one line and its checkpoints whole.
 
 The same command is started again after each end. Moments are in the imports and the compilation, in steps and between
@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 STEPS = 400
 SETTINGS = (f"run.steps={STEPS}", "run.eval_every=100", "batch.micro_sequences=4", "checkpoint.every=6")
 MOMENTS = ("start", "step", "save", "step", "save", "step", "start", "save", "step", "step")
+FEW_MOMENTS = ("start", "step", "save", "step")
 TIMEOUT_S = 120
 # Threads of so small a model would mostly wait for each other.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}  # NumPy has threads
@@ -113,12 +114,15 @@ def assert_same_run(found: Command, expected: Command) -> None:
     assert names[0] == names[1]
 
 
-def test_kill_at_ten_random_moments(command: Command, unbroken: Callable[[], Command]) -> None:
+@pytest.mark.parametrize(
+    "moments", [pytest.param(FEW_MOMENTS, id="four"), pytest.param(MOMENTS, id="ten", marks=pytest.mark.slow)]
+)
+def test_kill_at_random_moments(moments: Sequence[str], command: Command, unbroken: Callable[[], Command]) -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     generator = random.Random(seed)
     reached = []
-    for moment in MOMENTS:
+    for moment in moments:
         process = command.start()
         wait_for(moment, command, process, generator)
         process.send_signal(signal.SIGKILL)
@@ -127,7 +131,7 @@ def test_kill_at_ten_random_moments(command: Command, unbroken: Callable[[], Com
         assert (0 if newest is None else newest.step) == command.newest_step
         reached.append(command.newest_step)
     assert reached == sorted(reached)
-    assert len(set(reached)) > MOMENTS.count("step") + MOMENTS.count("save")
+    assert len(set(reached)) > moments.count("step") + moments.count("save")
     assert reached[-1] < STEPS
     command.finish()
     assert_same_run(command, unbroken())

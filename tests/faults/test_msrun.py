@@ -32,6 +32,7 @@ def start(run_yaml: Path, starter: str, *overrides: str) -> subprocess.Popen[str
     )
 
 
+@pytest.mark.slow
 def test_training_is_that_of_mpiexec(tmp_path: Path) -> None:
     run_yaml = write_run(tmp_path, make_corpus(tmp_path))
     found = {}

@@ -159,9 +159,11 @@ def batches(cases: Iterable[Case]) -> dict[str, list[Case]]:
 
 
 MIXED, EVERY = batches(COMPOSED), batches(NAMED)
+# Pairs beyond the first few: `make test` would take too long.
+SLOW = {"2 ranks, 2", "2 ranks, 3"}
 
 
-@pytest.mark.parametrize("batch", MIXED)
+@pytest.mark.parametrize("batch", [pytest.param(each, marks=[pytest.mark.slow] * (each in SLOW)) for each in MIXED])
 def test_random_layouts_train_as_one_process_does(batch: str) -> None:
     check(MIXED[batch])
 
