@@ -70,7 +70,7 @@ def test_a_stage_without_the_ends_of_the_model() -> None:
     "words",
     [
         ("mixtral_8x7b", "64x910B", "512", "0"),
-        ("qwen3_30b_a3b", "16x910B", "256", "15"),
+        pytest.param(("qwen3_30b_a3b", "16x910B", "256", "15"), marks=pytest.mark.slow),
         ("deepseek_v3", "512x910B", "4096", "200"),
     ],
     ids=lambda words: words[0],
