@@ -76,7 +76,7 @@ def test_a_host_that_is_lost_is_named(number: int, why: str, tmp_path: Path) -> 
         os.kill(agents(launched)[1], number)
         assert launched.wait() == 1, launched.errors
         assert launched.left() == {}
-    assert f"was lost, with host host3 ({why}), in step " in launched.errors
+    assert f"was lost, with host host3 ({why}), " in launched.errors
     assert facts(tmp_path) == {"rank": 2, "host": "host3", "lost": ["host3"]}
 
 
