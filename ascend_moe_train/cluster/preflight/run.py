@@ -36,7 +36,7 @@ CHECKS: tuple[Check, ...] = (
 PROBE_S = 40.0
 ANSWER_S = PROBE_S + 10.0
 MOST_REPLY_BYTES = 2**18
-NUM_CLOCKS = 3
+NUM_CLOCKS, MOST_FAILED_CLOCKS = 3, 2
 DEFAULT_LIMITS = Limits(connect_s=5.0)
 _TIME = re.compile(rb"([0-9]{9,11})\.([0-9]{9})\s*", re.ASCII)
 
@@ -140,11 +140,15 @@ def _sorted(job: Job, found: Iterable[Answers | RemoteError], errors: Sequence[R
 async def _clock(session: Session) -> tuple[float | None, float]:
     """How far its clock is before the one here, by the quickest of some answers, and half of what that took."""
     best: tuple[float | None, float] = (None, float("inf"))
+    num_failed = 0
     for _ in range(NUM_CLOCKS):
         try:
-            answer = await session.run(["date", "+%s.%N"], timeout_s=5, most_bytes=100)
+            answer = await session.run(["date", "+%s.%N"], timeout_s=3, most_bytes=100)
         except RemoteError:  # what is wrong with the host shows with the readings
-            break
+            num_failed += 1
+            if num_failed == MOST_FAILED_CLOCKS:
+                break
+            continue
         match = _TIME.fullmatch(answer.stdout)
         if match is not None and answer.took_s / 2 < best[1]:
             there_s = int(match[1]) + int(match[2]) / 1e9
