@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -60,6 +61,15 @@ rm -f /root/.ssh/environment /root/.ssh/rc /root/.bashrc /root/.profile
 echo 60000-60031 > /proc/sys/net/ipv4/ip_local_reserved_ports
 """
 
+# What of that, and of the network between hosts, a machine may not permit; a folder is $1.
+TRY = """\
+mount -t sysfs sysfs /sys
+mkdir "$1/upper" "$1/work"
+mount -t overlay overlay -o "lowerdir=/etc,upperdir=$1/upper,workdir=$1/work" /etc
+ip link add bridge0 type bridge
+ip link add one type veth peer name other
+"""
+
 
 def why_not() -> str | None:
     """Why this machine cannot have such hosts, None if it can."""
@@ -68,10 +78,11 @@ def why_not() -> str | None:
     missing = [tool for tool in TOOLS if shutil.which(tool) is None] + ([] if SSHD.exists() else [str(SSHD)])
     if missing:
         return f"not installed: {', '.join(missing)}"
-    tried = subprocess.run(
-        ["unshare", "-n", "-m", "-u", "mount", "-t", "sysfs", "sysfs", "/sys"], capture_output=True, check=False
-    )
-    return None if tried.returncode == 0 else "namespaces or mounts are not permitted here"
+    with tempfile.TemporaryDirectory() as folder:
+        tried = subprocess.run(
+            ["unshare", "-n", "-m", "-u", "sh", "-e", "-c", TRY, "sh", folder], capture_output=True, check=False
+        )
+    return None if tried.returncode == 0 else "namespaces, mounts or bridges are not permitted here"
 
 
 class Namespace:
