@@ -155,7 +155,7 @@ def test_a_run_is_profiled(configured: Configured) -> None:
 @pytest.mark.slow
 def test_ranks_are_profiled_together(tmp_path: Path) -> None:
     run_yaml = write_run(tmp_path, make_corpus(tmp_path))
-    launched(2, run_yaml, "run.steps=4", "batch.micro_sequences=1", "parallel.ep=2", "profile.steps=3:4")
+    launched(2, run_yaml, "run.steps=6", "batch.micro_sequences=1", "parallel.ep=2", "profile.steps=3:4")
     ranks = load(tmp_path / "run" / "profile").ranks
     assert [each.rank for each in ranks] == [0, 1]
     names = [[each.name for each in rank.collectives] for rank in ranks]
