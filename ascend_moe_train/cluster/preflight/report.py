@@ -129,10 +129,12 @@ def page(verdict: Verdict) -> str:
         "mark": "failed" if findings else "ok",
         "status": html.escape(headline(verdict)),
         "sections": "\n".join(sections),
+        "verb": "preflight",
+        "beside": "",
         "style": style,
         "style_hash": policy_hash(style),
     }
-    return filled(asset(__package__, "preflight.html"), parts)
+    return filled(asset("ascend_moe_train", "plain.html"), parts)
 
 
 def _mark(outcome: Outcome | None) -> str:
