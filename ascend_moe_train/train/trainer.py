@@ -145,8 +145,11 @@ class Trainer:
 
     def _is_asked_to_stop(self, stop: StopRequest) -> bool:
         """Whether any rank is: all of them stop after the same step."""
-        stop.signal_number = self.ranks.largest(stop.signal_number or 0 if stop.is_made() else 0) or None
-        return stop.signal_number is not None
+        own = (stop.signal_number or 0) if stop.is_made() else 0
+        agreed = self.ranks.largest(own)
+        if agreed:  # else leave it: a signal of this very moment is for the next question
+            stop.signal_number = agreed
+        return agreed != 0
 
     def _first_scale(self) -> float:
         return self.config.loss_scale.init if self._scales_loss else 1.0

@@ -22,7 +22,7 @@ from ascend_moe_train.errors import TrainingError, UserError
 from ascend_moe_train.optim.lr import learning_rate
 from ascend_moe_train.train.inputs import open_inputs
 from ascend_moe_train.train.metrics import StepRecord, read_records
-from ascend_moe_train.train.ranks import alone
+from ascend_moe_train.train.ranks import Ranks, alone
 from ascend_moe_train.train.run_info import read_run_info
 from ascend_moe_train.train.session import copy_into
 from ascend_moe_train.train.stop import StopRequest
@@ -247,6 +247,23 @@ def built(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path) -> Watch
 def watched(built: Watched) -> Watched:
     built.reset()
     return built
+
+
+def test_a_signal_while_ranks_ask_each_other_is_not_lost(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    largest, asked = Ranks.largest, 0
+
+    def interrupted(ranks: Ranks, value: int) -> int:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return largest(ranks, value)
+
+    monkeypatch.setattr(Ranks, "largest", interrupted)
+    with StopRequest() as stop:
+        infos = list(watched.trainer.steps(watched.trainer.meter(None), stop))
+    assert [info.record.step for info in infos] == [11, 12]
+    assert stop.signal_number == signal.SIGTERM
 
 
 def test_a_spike_is_skipped_and_the_next_good_step_counts(watched: Watched) -> None:
