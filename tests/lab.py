@@ -56,8 +56,8 @@ mount -t tmpfs -o size=2g tmpfs /dev/shm
 mount -t tmpfs -o size=64m tmpfs /mnt
 mount -t overlay overlay -o lowerdir=/etc,upperdir={folder}/etc,workdir={folder}/etc.work /etc
 mount -t overlay overlay -o lowerdir=/root,upperdir={folder}/root,workdir={folder}/root.work /root
-mkdir -p /root/.ssh
-rm -f /root/.ssh/environment /root/.ssh/rc /root/.bashrc /root/.profile
+rm -rf /root/.ssh /root/.bashrc /root/.profile
+mkdir /root/.ssh
 echo 60000-60031 > /proc/sys/net/ipv4/ip_local_reserved_ports
 """
 
