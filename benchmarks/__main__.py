@@ -20,6 +20,7 @@ NAMES = (
     "profile",
     "onebit",
     "preflight",
+    "preflight_faults",
 )
 
 

@@ -7,6 +7,7 @@ list of words, which is quoted here and nowhere else. Every wait has an end and 
 
 import asyncio
 import contextlib
+import re
 import resource
 import shlex
 import socket
@@ -27,6 +28,7 @@ _SSH_PORT = 22
 _CHUNK_BYTES = 65_536
 _FILES_PER_SESSION = 4  # its socket, the agent's, those of keys while they are read
 _FILES_KEPT = 128  # for everything else of this process
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 T = TypeVar("T")
 Reason = Literal[
@@ -142,7 +144,7 @@ def quoted(words: Sequence[str]) -> str:
 
     Raises ValueError: there are none, or one has control characters, on which shells differ.
     """
-    if not words or any(character < " " or character == "\x7f" for word in words for character in word):
+    if not words or any(_CONTROL.search(word) for word in words):
         raise ValueError(f"not the words of a command: {words!r}")
     return shlex.join(words)
 
@@ -187,6 +189,7 @@ async def _connect(host: Host, limits: Limits) -> asyncssh.SSHClientConnection:
             detail = "UserKnownHostsFile none in the configuration of ssh would leave its key unchecked: remove it"
             raise RemoteError(host, "unchecked key", detail)
         files = _files(options.known_hosts)
+        chosen["encryption_algs"] = _quickest_first(options.encryption_algs)
         known_hosts = _known_hosts(tuple((str(file), file.stat().st_mtime_ns) for file in files))
     except (asyncssh.Error, OSError, ValueError) as error:
         raise RemoteError(host, "broken", f"the configuration of ssh cannot be used: {_said(error)}") from error
@@ -232,6 +235,12 @@ def _chosen(host: Host, limits: Limits) -> dict[str, Any]:
     if limits.keepalive_s is not None:
         chosen["keepalive_interval"] = limits.keepalive_s
     return chosen
+
+
+def _quickest_first(ciphers: Sequence[bytes]) -> list[str]:
+    """The ciphers that the configuration allows, those first that take asyncssh one call for each packet instead of
+    six: a sixth of the processor time of a preflight."""
+    return sorted((each.decode("ascii") for each in ciphers), key=lambda name: "gcm" not in name)
 
 
 def _files(named: object) -> list[Path]:

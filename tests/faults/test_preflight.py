@@ -1,7 +1,5 @@
 """A preflight of four hosts on this machine: what is wrong is found, where it is, and nothing else."""
 
-import asyncio
-import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -11,12 +9,10 @@ from typing import Any
 import pytest
 
 from ascend_moe_train.cli import main as cli
-from ascend_moe_train.cluster.hostfile import parse_hostfile
-from ascend_moe_train.cluster.preflight.model import Job
-from ascend_moe_train.cluster.preflight.run import CHECKS, Verdict, ask_all, judge_all
-from ascend_moe_train.cluster.preflight.self_report import code_digest
+from ascend_moe_train.cluster.preflight.run import CHECKS
 from tests.lab import Lab, LabHost, why_not
-from tests.lab_faults import FAULTS, RUN_FILE, RUN_TEXT, Fault, injected, mend
+from tests.lab_faults import FAULTS, Fault, mend
+from tests.lab_preflight import preflight, report, with_fault
 
 NUM_HOSTS = 4
 # Of each kind of fault one; `make test-all` has the others.
@@ -37,44 +33,6 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
             yield made
     finally:
         made.close()
-
-
-def report() -> dict[str, Any]:
-    """Of the Python of a good host: versions that are documented to go together, and this code."""
-    versions = {
-        "python": "3.11.7",
-        "mindspore": "2.10.0",
-        "cann": "8.2.RC1",
-        "driver": "25.0.rc1.1",
-        "firmware": "7.7.0.1.231",
-    }
-    fits = [
-        {"pair": pair, "verdict": "ok", "found": "", "expected": "", "remedy": "install a newer driver"}
-        for pair in ("firmware for driver", "driver for firmware", "CANN with driver")
-    ]
-    return {
-        "versions": {part: {"version": version} for part, version in versions.items()},
-        "checks": fits,
-        "package": "0.1.0",
-        "code": code_digest(),
-    }
-
-
-def preflight(lab: Lab, **job: Any) -> Verdict:
-    asked = Job(
-        hosts=parse_hostfile(lab.hostfile().encode(), "hosts"),
-        python="amt-python",
-        master_port=8118,
-        code=code_digest(),
-        files={RUN_FILE: hashlib.sha256(RUN_TEXT.encode()).hexdigest()},
-        folder="/mnt/run/checkpoints",
-        need_bytes=16_000_000,
-        write_bytes=2**20,
-        least_bytes_per_s=1.0,
-        **job,
-    )
-    with lab.switch.entered():
-        return judge_all(asyncio.run(ask_all(asked)))
 
 
 @pytest.mark.parametrize("ssh", ["none", "first"])
@@ -99,15 +57,10 @@ def with_marks() -> list[Any]:
 
 @pytest.mark.parametrize("fault", with_marks())
 def test_a_fault_is_found_where_it_is_and_nothing_else(lab: Lab, fault: Fault) -> None:
-    host = lab.hosts[fault.at - 1]
-    try:
-        with injected(fault, lab):
-            verdict = preflight(lab, **fault.job)
-    finally:
-        for each in lab.hosts[fault.at - 2 : fault.at] if fault.at > 1 else lab.hosts[:1]:
-            mend(lab, each, report())  # the host, and the one before it, whose NPUs talk to its own
+    with with_fault(lab, fault):
+        verdict = preflight(lab, **fault.job)
     found = [(check.name, outcome.host, outcome.found) for check, outcome in verdict.findings]
-    expected_host = "h1" if fault.check == "ssh between" else host.name
+    expected_host = "h1" if fault.check == "ssh between" else lab.hosts[fault.at - 1].name
     assert [each[:2] for each in found] == [(fault.check, expected_host)], found
     check, outcome = verdict.findings[0]
     assert fault.found in outcome.found

@@ -110,6 +110,20 @@ def test_commands_of_the_configuration_are_not_sent(home: Home) -> None:
     assert answer.stdout == b"true|"
 
 
+@pytest.mark.parametrize(
+    ("setting", "cipher"),
+    [("", "aes256-gcm@openssh.com"), ("Ciphers aes128-ctr,chacha20-poly1305@openssh.com", "aes128-ctr")],
+)
+def test_the_quickest_cipher_of_those_allowed(home: Home, setting: str, cipher: str) -> None:
+    (home.ssh / "config").write_text(f"{setting}\n")
+
+    async def used(port: int) -> object:
+        async with session(host_at(port)) as opened:
+            return opened.connection.get_extra_info("send_cipher")
+
+    assert serve(home, say_command, used) == cipher
+
+
 def test_keys_that_do_not_fit_are_named(home: Home) -> None:
     asyncssh.generate_private_key("ssh-ed25519").write_private_key(home.ssh / "id_ed25519")
     error = refused(home, known=True)

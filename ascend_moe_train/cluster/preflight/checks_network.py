@@ -187,11 +187,12 @@ def _judge_reserved(seen: Seen) -> Iterator[Outcome]:
         words = answers.get("range").out.split()
         if len(words) != 2 or not all(word.isdecimal() for word in words):
             return unknown(answers, answers.get("range").said)
-        given = needed & set(range(int(words[0][:6]), int(words[1][:6]) + 1))
+        lowest, highest = int(words[0][:6]), int(words[1][:6])
+        given = {port for port in needed if lowest <= port <= highest}
         for piece in answers.get("reserved").out.strip().split(","):
             ends = piece.partition("-")[::2]
             numbers = [int(end) for end in ends if end.isdecimal() and len(end) < 6]
-            given -= set(range(numbers[0], numbers[-1] + 1)) if numbers else set()
+            given -= {port for port in given if numbers and numbers[0] <= port <= numbers[-1]}
         if not given:
             return None
         fix = ("sysctl", "-w", f"net.ipv4.ip_local_reserved_ports={first}-{last}")

@@ -24,11 +24,9 @@ from ascend_moe_train.cluster.preflight.model import (
     usual,
 )
 from ascend_moe_train.cluster.preflight.npu_text import (
-    NpuTable,
     conf_addresses,
     link_status,
     npu_address,
-    parse_npu_smi,
     tls_switch,
 )
 
@@ -44,13 +42,9 @@ def _smi_reads(job: Job) -> Mapping[str, Request]:
     return {"npu-smi": command("npu-smi", "info", timeout_s=20)}
 
 
-def _table(answers: Answers) -> NpuTable:
-    return parse_npu_smi(answers.get("npu-smi").out)
-
-
 def _judge_npus(seen: Seen) -> Iterator[Outcome]:
     def judge(answers: Answers) -> Outcome | None:
-        reading, num_npus = answers.get("npu-smi"), len(_table(answers).npus)
+        reading, num_npus = answers.get("npu-smi"), len(answers.npu_table.npus)
         if num_npus >= seen.job.hosts.slots:
             return None
         if num_npus == 0:
@@ -64,7 +58,7 @@ def _judge_npus(seen: Seen) -> Iterator[Outcome]:
 
 def _judge_health(seen: Seen) -> Iterator[Outcome]:
     def judge(answers: Answers) -> Outcome | None:
-        npus = _table(answers).npus
+        npus = answers.npu_table.npus
         if not npus:
             return unknown(answers, "npu-smi shows no NPU")
         ill = [each for each in npus if each.health != "OK"]
@@ -80,7 +74,7 @@ def _judge_health(seen: Seen) -> Iterator[Outcome]:
 
 def _judge_idle(seen: Seen) -> Iterator[Outcome]:
     def judge(answers: Answers) -> Outcome | None:
-        table = _table(answers)
+        table = answers.npu_table
         if not table.npus:
             return unknown(answers, "npu-smi shows no NPU")
         if table.processes:
@@ -111,7 +105,7 @@ def _hccn(option: str) -> Callable[[Job], Mapping[str, Request]]:
 
 def _numbers(seen: Seen, answers: Answers) -> list[int]:
     """NPUs that npu-smi shows: what one that is missing says of its link is no further finding."""
-    return [each.number for each in _table(answers).npus if each.number < seen.job.hosts.slots]
+    return [each.number for each in answers.npu_table.npus if each.number < seen.job.hosts.slots]
 
 
 def _judge_link(seen: Seen) -> Iterator[Outcome]:

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from ascend_moe_train.cluster.hostfile import Host, Hosts
+from ascend_moe_train.cluster.preflight.npu_text import NpuTable, parse_npu_smi
 from ascend_moe_train.cluster.remote import RemoteError
 
 MOST_PEERS = 16
@@ -79,6 +80,11 @@ class Answers:
     def get(self, name: str) -> Reading:
         """NOT_READ if it is not there."""
         return self.readings.get(name, NOT_READ)
+
+    @cached_property
+    def npu_table(self) -> NpuTable:
+        """What its npu-smi shows; empty if it is not there, or nothing is known of what it says."""
+        return parse_npu_smi(self.get("npu-smi").out)
 
     def of_pairs(self, name: str) -> Mapping[str, Reading]:
         """Readings of this host with others, by the names of these."""
