@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 INDENT = "    "
-BEGIN = re.compile(r"<!-- (run|file|table)(?:: (.+))? -->")
+BEGIN = re.compile(r"<!-- (run|file|table|ratios)(?:: (.+))? -->")
 FENCE = re.compile(r"( *)(```+)(\w*)")
 PROMPT = "$ "
 

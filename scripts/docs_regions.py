@@ -17,7 +17,8 @@ All commands of a page run one after the other in one folder that has the page's
 docs/. They are `amt` and `python`, without a shell, and may be piped into grep, head and tail. `<!-- run: exit 2 -->`
 is for one that is refused. `...` on a page stands for whatever varies, in a line or as a line for several; an output
 that agrees with what is there is left alone. Regions that are `slow` run with --slow only.
-`<!-- table: benchmarks/x.md -->` holds the table of that page, and what it was measured on.
+`<!-- table: benchmarks/x.md -->` holds the table of that page, and what it was measured on; `<!-- ratios: en -->` (or
+zh) the ratios of all of them (scripts/docs_ratios.py).
 
 tests/unit/test_docs_regions.py compares, `make docs-regions` rewrites.
 """
@@ -36,6 +37,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from scripts.docs_pages import INDENT, PROMPT, ROOT, Region, joined, pages, regions, with_regions
+from scripts.docs_ratios import ratios
 
 PROGRAMS = {
     "amt": [sys.executable, "-c", "from ascend_moe_train.cli.main import run; run()"],
@@ -176,6 +178,7 @@ def rewritten(text: str, *, slow: bool = False) -> str:
             before += [*([""] if before else []), *place.prompt, *new]
     indented = [(region, [f"{INDENT}{line}".rstrip() for line in lines]) for region, lines in contents.items()]
     tables = [(region, table_of(region.option)) for region in regions(text) if region.kind == "table"]
+    tables += [(region, ratios(region.option)) for region in regions(text) if region.kind == "ratios"]
     return with_regions(text, [*indented, *tables])
 
 
