@@ -23,22 +23,6 @@ def test_pages_show_what_slow_commands_print(page: str) -> None:
     assert rewritten(TEXTS[page], slow=True) == TEXTS[page], "make docs-regions writes it anew"
 
 
-def in_chinese(name: str) -> str:
-    return name.replace("README.md", "README.zh-CN.md").replace("docs/guide/", "docs/guide/zh/", 1)
-
-
-def what_is_run(text: str) -> list[tuple[object, ...]]:
-    found = [region for region in regions(text) if region.kind != "ratios"]
-    return [(region.kind, region.option, region.lines) for region in found]
-
-
-def test_both_languages_run_the_same() -> None:
-    english = [name for name in TEXTS if in_chinese(name) != name and in_chinese(name) in TEXTS]
-    assert len(english) == 11
-    for name in english:
-        assert what_is_run(TEXTS[name]) == what_is_run(TEXTS[in_chinese(name)])
-
-
 PAGE = """\
 # A page
 
