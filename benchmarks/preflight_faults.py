@@ -3,8 +3,8 @@
     python -m benchmarks.preflight_faults
 
 Four hosts on this machine (`tests/lab.py`: network namespaces, sshd, fake tools of Ascend). The first row is the
-cluster as it is when nothing is wrong. Seconds are those from the start of the preflight to its verdict, without putting
-the fault in. Found are the hosts and checks of all findings. Needs root. Writes preflight_faults.json and .md.
+cluster as it is when nothing is wrong. Seconds are those from the start of the preflight to its verdict, without
+putting the fault in. Found are the hosts and checks of all findings. Needs root. Writes preflight_faults.json and .md.
 """
 
 import os
