@@ -15,12 +15,13 @@ from ascend_moe_train.config import RunConfig, resolve
 from ascend_moe_train.config_error import known_keys
 from ascend_moe_train.errors import ConfigError
 from ascend_moe_train.strict_yaml import Value
-from scripts.docs_pages import PROMPT, ROOT, blocks, joined, regions, without_code
+from scripts.docs_pages import PROMPT, ROOT, blocks, joined, reason_not_to_run, regions, without_code
 
 EXAMPLE = ROOT / "examples" / "demo.yaml"
 SECTIONS = tuple(RunConfig.model_fields)
-# Blocks of other languages, output and drawings: fenced with one of these.
-NO_COMMANDS = ("text", "python", "yaml", "json")
+DRAWING = "text"
+# Blocks of other languages and drawings: fenced with one of these.
+NO_COMMANDS = (DRAWING, "python", "yaml", "json")
 INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 DOTTED = re.compile(rf"(?:{'|'.join(SECTIONS)})(?:\.[a-z_0-9]+)+")
 FILES = (".py", ".yaml", ".json", ".md", ".txt", ".html", ".jsonl", ".safetensors")
@@ -117,6 +118,21 @@ def _over(below: Value, above: Value) -> Value:
     if isinstance(below, dict) and isinstance(above, dict):
         return {**below, **{key: _over(below.get(key), value) for key, value in above.items()}}
     return above
+
+
+def unheld(text: str) -> list[tuple[int, str]]:
+    """The lines of code blocks that nothing holds, with their numbers: neither in a region, nor a command, nor a run
+    file, nor marked with what stands for them."""
+    found = []
+    held = {line.number for line in commands(text)}
+    runs = {first for first, _ in yaml_blocks(text)}
+    inside = {at for region in regions(text) for at in range(region.first + 1, region.stop + 1)}
+    for block in blocks(text):
+        if block.language == DRAWING or block.first in inside | runs or reason_not_to_run(text, block):
+            continue
+        lines = [(block.first + at, line.strip()) for at, line in joined(block.lines)]
+        found += [(number, line) for number, line in lines if line and line[0] != "#" and number not in held]
+    return found
 
 
 def yaml_blocks(text: str) -> Iterator[tuple[int, str]]:

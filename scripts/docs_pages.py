@@ -8,6 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 INDENT = "    "
 BEGIN = re.compile(r"<!-- (run|file|table|ratios)(?:: (.+))? -->")
+NOT_RUN = re.compile(r"<!-- not run: (.+) -->")
 FENCE = re.compile(r"( *)(```+)(\w*)")
 PROMPT = "$ "
 
@@ -101,6 +102,13 @@ def blocks(text: str) -> Iterator[Block]:
             number = stop
         else:
             number += 1
+
+
+def reason_not_to_run(text: str, block: Block) -> str | None:
+    """What `<!-- not run: ... -->` says on the line before the blank one, or the fence, before a block."""
+    before = [line for line in text.splitlines()[: block.first - 1] if line.strip() and not FENCE.match(line)]
+    marker = NOT_RUN.fullmatch(before[-1]) if before else None
+    return marker[1] if marker else None
 
 
 def without_code(text: str) -> str:
