@@ -8,6 +8,7 @@ import click
 
 from ascend_moe_train.cli import launch_jobs
 from ascend_moe_train.cli.config import OVERRIDES, RUN_FILE
+from ascend_moe_train.cli.hosts import host_options
 from ascend_moe_train.cli.launch_starts import Asked, HereStarts, HostStarts, Starts
 
 if TYPE_CHECKING:
@@ -18,11 +19,7 @@ if TYPE_CHECKING:
 
 @click.group("launch")
 @click.option("--ranks", type=int, help="How many ranks, on this machine.")
-@click.option(
-    "--hostfile",
-    type=click.Path(path_type=Path),
-    help="On which hosts instead: lines such as 'node01 slots=8', with a rank on each slot.",
-)
+@host_options
 @click.option("--spares", default=0, help="How many of the hosts, the last ones, only take the places of bad ones.")
 @click.option("--env", multiple=True, metavar="NAME", help="A variable that ranks on other hosts are to have as well.")
 @click.option(
@@ -43,6 +40,8 @@ def command(
     context: click.Context,
     ranks: int | None,
     hostfile: Path | None,
+    hosts_from: str | None,
+    slots: int | None,
     spares: int,
     env: tuple[str, ...],
     starter: str,
@@ -54,6 +53,8 @@ def command(
     context.obj = Asked(
         ranks=ranks,
         hostfile=hostfile,
+        hosts_from=hosts_from,
+        slots=slots,
         spares=spares,
         env=env,
         starter=starter,
@@ -84,10 +85,7 @@ def train(asked: Asked, run_yaml: Path, overrides: tuple[str, ...], as_json: boo
     from ascend_moe_train.train.start import check
 
     starts: Starts
-    if asked.hostfile is None:
-        starts = HereStarts(asked, run_yaml, overrides)
-    else:
-        starts = HostStarts(asked, asked.hostfile, run_yaml, overrides)
+    starts = HereStarts(asked, run_yaml, overrides) if asked.is_here else HostStarts(asked, run_yaml, overrides)
     starts(None, lambda line: click.echo(line, err=True))
     config = starts.config
     check(config, starts.ranks)

@@ -31,6 +31,8 @@ class Asked:
 
     ranks: int | None
     hostfile: Path | None
+    hosts_from: str | None
+    slots: int | None
     spares: int
     env: tuple[str, ...]
     starter: str
@@ -38,11 +40,18 @@ class Asked:
     dry_run: bool
     detach: bool
 
+    @property
+    def is_here(self) -> bool:
+        """Whether no hosts are named."""
+        return self.hostfile is None and self.hosts_from is None
+
     def words(self) -> list[str]:
         """The words of `amt` that ask the same of a launcher that is to stay in the foreground and run."""
         given: dict[str, object] = {
             "--ranks": self.ranks,
             "--hostfile": self.hostfile,
+            "--hosts-from": self.hosts_from,
+            "--slots": self.slots,
             "--spares": self.spares or None,
             "--starter": self.starter,
             "--restarts": self.restarts,
@@ -73,7 +82,7 @@ class HereStarts:
 
         if asked.ranks is None:
             raise ConfigError("--ranks or --hostfile is missing: say how many ranks, or on which hosts")
-        for option, given in {"--spares": asked.spares, "--env": asked.env}.items():
+        for option, given in {"--slots": asked.slots, "--spares": asked.spares, "--env": asked.env}.items():
             if given:
                 raise ConfigError(f"{option} has no effect without --hostfile: leave it out")
         self.config, self.ranks, self._started_s = whole_run(run_yaml, overrides), asked.ranks, time.time()
@@ -105,21 +114,23 @@ class HereStarts:
 class HostStarts:
     """Ranks on all slots of hosts, each time those that are good then, in a layout that is possible there."""
 
-    def __init__(self, asked: Asked, hostfile: Path, run_yaml: Path, overrides: tuple[str, ...]) -> None:
-        """Raises ConfigError: what the hostfile, the spares or the list of bad hosts cannot be."""
+    def __init__(self, asked: Asked, run_yaml: Path, overrides: tuple[str, ...]) -> None:
+        """Raises ConfigError: what the hosts, the spares or the list of bad hosts cannot be."""
+        from ascend_moe_train.cli.hosts import hosts_of
         from ascend_moe_train.cluster.host_pool import BAD_HOSTS, HostPool
-        from ascend_moe_train.cluster.hostfile import read_hostfile
         from ascend_moe_train.cluster.launch import LOG_FOLDER
         from ascend_moe_train.cluster.of_run import npu_variables
 
         if asked.ranks is not None:
-            raise ConfigError(f"--ranks {asked.ranks}: with --hostfile there is a rank on each slot of its hosts")
+            option = "--hosts-from" if asked.hostfile is None else "--hostfile"
+            raise ConfigError(f"--ranks {asked.ranks}: with {option} there is a rank on each slot of its hosts")
         self._run_yaml, self._overrides, self._started_s = run_yaml, overrides, time.time()
         self._written = self.config = whole_run(run_yaml, overrides)
         self._starter = _starter(asked, self.config)
         self._environment = _passed_on(asked.env) | npu_variables(self.config)
         bad_list = Path(self.config.run.dir) / LOG_FOLDER / BAD_HOSTS
-        self._pool = HostPool(read_hostfile(hostfile).hosts, asked.spares, bad_list)
+        hosts = hosts_of(asked.hostfile, asked.hosts_from, asked.slots)
+        self._pool = HostPool(hosts.hosts, asked.spares, bad_list)
         self.ranks = sum(host.slots for host in self._pool.active)
         known = ", ".join(self._pool.left_out)
         self._remarks = [f"left out, as they were bad before ({bad_list}): {known}"] if known else []

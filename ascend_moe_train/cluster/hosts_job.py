@@ -15,6 +15,7 @@ from pathlib import Path
 from ascend_moe_train.cluster import msrun
 from ascend_moe_train.cluster.evidence import Failed
 from ascend_moe_train.cluster.frames import Task
+from ascend_moe_train.cluster.host_words import shown
 from ascend_moe_train.cluster.hostfile import Host
 from ascend_moe_train.cluster.hosts_hub import HostsHub
 from ascend_moe_train.cluster.intake import Intake
@@ -26,6 +27,7 @@ from ascend_moe_train.cluster.remote import Reason, RemoteError
 from ascend_moe_train.cluster.supervise import TICK_S, Outcome, Supervision, stop_signals, with_problems
 from ascend_moe_train.cluster.variables import Starter
 from ascend_moe_train.cluster.verdict import EXIT_USER_ERROR, Deadlines
+from ascend_moe_train.errors import ConfigError
 
 READY_S = 60.0  # for Python to start on a busy host
 # What another host would not mend, and no second try either.
@@ -123,7 +125,9 @@ def make_hosts_job(
     environment: Mapping[str, str],
 ) -> HostsJob:
     """What it takes to run a module with arguments as the ranks of all hosts. `environment` is added to what each host
-    has by itself."""
+    has by itself. Raises ConfigError: something of it is no text, which alone can be told to others."""
+    for text in (*arguments, *environment.values(), str(Path.cwd()), str(run_dir)):
+        _check_text(text)
     run_id = f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(4)}"
     slots = tuple(host.slots for host in hosts)
     log_folder = run_dir / LOG_FOLDER
@@ -178,6 +182,13 @@ def _starters(task: Task) -> list[list[str]]:
     mpiexec = find_mpiexec()
     proxy = [str(mpiexec.with_name("hydra_pmi_proxy")), "--proxy-id", str(task.node)]
     return [hosts_command_line(mpiexec, task.master, task.slots_by_node, own), proxy] if task.node == 0 else [proxy]
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{shown(text)}: is no UTF-8 text, which alone can be told to other hosts") from None
 
 
 def _lost(why_by_host: Mapping[str, str]) -> Outcome:

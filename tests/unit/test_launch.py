@@ -126,6 +126,16 @@ def test_mistakes_are_found_before_anything_starts(
     assert not (run_yaml.parent / "run").exists()
 
 
+def test_hosts_of_a_batch_system(
+    run_yaml: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "203.0.113.[8-9]")
+    monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "8")
+    assert main(["launch", "--hosts-from", "slurm", "--slots", "1", "--dry-run", "train", str(run_yaml)]) == 0
+    comments = [line for line in capsys.readouterr().out.splitlines() if line.startswith("#")]
+    assert comments == [f"# 203.0.113.{8 + n}: ranks {n} to {n}, agent over SSH to 203.0.113.{8 + n}" for n in range(2)]
+
+
 def test_a_dry_run_prints_and_runs_nothing(run_yaml: Path, capsys: pytest.CaptureFixture[str]) -> None:
     setting = "run.dir=/a folder"
     assert main(["launch", "--ranks", "2", "--dry-run", "train", str(run_yaml), "--set", setting]) == 0

@@ -2,8 +2,6 @@
 
 import json
 import shlex
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -287,57 +285,6 @@ def test_the_host_with_slow_links_is_named(num_hosts: int, tmp_path: Path) -> No
         hardware_text(replace(said, job=replace(said.job, device="ascend")))
     with pytest.raises(ConfigError, match="no link was measured"):
         hardware_text(replace(said, links=()))
-
-
-STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn")
-watched: list[str] | None = None
-
-
-def _watch(event: str, arguments: tuple[object, ...]) -> None:
-    if watched is not None and (event in STARTS or event == "socket.connect"):
-        watched.append(f"{event} {arguments}")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "a slots=8; rm -rf /\n",
-        "$(touch /tmp/x) slots=8\n",
-        "`touch /tmp/x` slots=8\n",
-        "-oProxyCommand=touch${IFS}x slots=8\n",
-        "a slots=8 user=-oProxyCommand=x\n",
-        "a slots=8 address=$(reboot)\n",
-        "a\x00 slots=8\n",
-        "a slots=8\nb slots=$(id)\n",
-        "a|b slots=8\n",
-        "a slots=8 port=22;id\n",
-        "".join(f"h{number} slots=8\n" for number in range(100_000)),
-        "a[1-999999999] slots=8\n",
-    ],
-    ids=lambda text: repr(text[:24]),
-)
-def test_hostile_hostfiles_start_nothing(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    global watched
-    sys.addaudithook(_watch)
-    file = tmp_path / "hosts"
-    file.write_text(text)
-    watched = []
-    try:
-        code = cli.main(["preflight", "--hostfile", str(file), "--fix"])
-        found = watched
-    finally:
-        watched = None
-    assert (code, found) == (2, [])
-    assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_what_is_watched_is_seen() -> None:
-    global watched
-    sys.addaudithook(_watch)
-    watched = []
-    subprocess.run(["true"], check=True)
-    found, watched = watched, None
-    assert any(each.startswith("subprocess.Popen") for each in found)
 
 
 @pytest.mark.parametrize(
