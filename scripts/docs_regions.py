@@ -13,10 +13,10 @@ A region is an indented block between two comments, which no reader sees:
                                                    <!-- end of file -->
     <!-- end of run -->
 
-All commands of a page run one after the other in one folder that has the page's files and copies of examples/ and
-docs/. They are `amt` and `python`, without a shell, and may be piped into grep, head and tail. `<!-- run: exit 2 -->`
-is for one that is refused. `...` on a page stands for whatever varies, in a line or as a line for several; an output
-that agrees with what is there is left alone. Regions that are `slow` run with --slow only.
+All commands of a page run one after the other in one folder that has the page's files and copies of examples/, docs/
+and benchmarks/. They are `amt` and `python`, without a shell, and may be piped into grep, head and tail.
+`<!-- run: exit 2 -->` is for one that is refused. `...` on a page stands for whatever varies, in a line or as a line
+for several; an output that agrees with what is there is left alone. Regions that are `slow` run with --slow only.
 `<!-- not run: WHY -->` is before a block that is neither run nor a command (scripts/docs_commands.py holds those).
 `<!-- table: benchmarks/x.md -->` holds the table of that page, and what it was measured on; `<!-- ratios: en -->` (or
 zh) the ratios of all of them (scripts/docs_ratios.py).
@@ -104,7 +104,7 @@ def outputs(todo: tuple[Step, ...]) -> tuple[str, ...]:
     command that cannot be run, or that ends otherwise than it should."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for part in ("examples", "docs"):
+        for part in ("examples", "docs", "benchmarks"):
             shutil.copytree(ROOT / part, folder / part)
         printed = []
         for step in todo:
