@@ -7,7 +7,7 @@ and renamed. The sources are read two or three times (survey, tokenizer training
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,8 @@ class _Given:
 
 @dataclass(frozen=True, kw_only=True)
 class _Survey:
-    """The sources after one reading. Held out is a name hash below `valid_below` with at most `valid_bytes` of text."""
+    """The sources after one reading. Held out is a name hash below `valid_below` with at most `valid_bytes` of text; of
+    a single text, what follows `cut`, in characters."""
 
     files: Sequence[SourceFile]
     field: str
@@ -87,12 +88,21 @@ class _Survey:
     empty_documents: int
     valid_below: int
     valid_bytes: int
+    cut: int | None
 
     @property
     def total_bytes(self) -> int:
         return sum(record.bytes for record in self.records)
 
-    def split_of(self, document: Document) -> str:
+    def parts_of(self, document: Document) -> Iterator[tuple[str, Document]]:
+        """The document with its split, or both ends of a single one with theirs."""
+        if self.cut is None:
+            yield self._split_of(document), document
+        else:
+            yield "train", replace(document, text=document.text[: self.cut])
+            yield "valid", replace(document, text=document.text[self.cut :])
+
+    def _split_of(self, document: Document) -> str:
         held_out = _name_hash(document.name) < self.valid_below and len(document.text.encode()) <= self.valid_bytes
         return "valid" if held_out else "train"
 
@@ -117,8 +127,9 @@ def prepare(
     A tokenizer of `vocab_size` tokens is trained on the training split, unless one is given; `vocab_size` is then the
     bound on its ids, when named. Whole documents are held out for validation, chosen by a hash of their names: the
     share `valid_fraction` of them, at least one; a document larger than that share of all bytes is not, so that it does
-    not become most of the validation split. An output of the same arguments and sources is reused; any other is
-    refused, or replaced with `force`. Raises DataError, and then leaves nothing behind.
+    not become most of the validation split. Of a single text the end is, from the start of a line on. An output of the
+    same arguments and sources is reused; any other is refused, or replaced with `force`. Raises DataError, and then
+    leaves nothing behind.
     """
     if not 0 <= valid_fraction < 1:
         raise DataError(f"valid_fraction {valid_fraction} is not possible, allowed: 0 (no validation split) to below 1")
@@ -200,6 +211,7 @@ def _survey(
     records: list[SourceRecord] = []
     done_bytes = documents = empty_documents = 0
     lowest = lowest_small = _HASH_RANGE
+    cut: int | None = None
     valid_bytes = int(valid_fraction * total_bytes)
     for file in files:
         end_bytes = 0
@@ -210,6 +222,7 @@ def _survey(
                 empty_documents += 1
                 continue
             documents += 1
+            cut = _cut_of(document.text, valid_fraction) if documents == 1 and extract is text_field else None
             name_hash = _name_hash(document.name)
             lowest = min(lowest, name_hash)
             if len(document.text.encode()) <= valid_bytes:
@@ -234,7 +247,14 @@ def _survey(
         empty_documents=empty_documents,
         valid_below=valid_below,
         valid_bytes=valid_bytes,
+        cut=cut,
     )
+
+
+def _cut_of(text: str, valid_fraction: float) -> int | None:
+    """The start of the last line before the share that is held out; None if there is no such share or line."""
+    cut = text.rfind("\n", 0, int((1 - valid_fraction) * len(text))) + 1
+    return cut if valid_fraction > 0 and cut > 0 else None
 
 
 def _size_bytes(path: Path) -> int:
@@ -259,15 +279,15 @@ def _printable(name: str) -> str:
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def _documents(survey: _Survey, stage: str, progress: Progress) -> Iterator[Document]:
-    """The documents with text, in the order of the files."""
+def _documents(survey: _Survey, split: str, stage: str, progress: Progress) -> Iterator[Document]:
+    """The documents of a split that have text, in the order of the files."""
     done_bytes = documents = 0
     for file, record in zip(survey.files, survey.records, strict=True):
         for document in read_documents(file, survey.field, survey.extract):
             progress(stage, done_bytes + document.end_bytes, survey.total_bytes)
             if document.text:
                 documents += 1
-                yield document
+                yield from (part for its_split, part in survey.parts_of(document) if its_split == split)
         done_bytes += record.bytes
     if documents != survey.documents:
         raise DataError(f"the sources changed while they were read: {survey.documents} documents, then {documents}")
@@ -277,8 +297,7 @@ def _write(folder: Path, survey: _Survey, arguments: Arguments, given: _Given, p
     if given.tokenizer is None:
         # `vocab_size` is there whenever no tokenizer is: `prepare` refuses otherwise.
         assert arguments.vocab_size is not None
-        documents = _documents(survey, "training the tokenizer", progress)
-        texts = (document.text for document in documents if survey.split_of(document) == "train")
+        texts = (document.text for document in _documents(survey, "train", "training the tokenizer", progress))
         tokenizer = train_tokenizer(texts, arguments.vocab_size)
         tokenizer_text = tokenizer.to_json()
     else:
@@ -286,8 +305,7 @@ def _write(folder: Path, survey: _Survey, arguments: Arguments, given: _Given, p
     written: dict[str, Written] = {}
     with _encoder(tokenizer, given.template, arguments) as encoder:
         for split in SPLITS if survey.valid_below else SPLITS[:1]:
-            documents = _documents(survey, f"tokenising {split}", progress)
-            chosen = (document for document in documents if survey.split_of(document) == split)
+            chosen = _documents(survey, split, f"tokenising {split}", progress)
             written[split] = write_split(folder / split, chosen, encoder, tokenizer.vocab_size, total=survey.documents)
     checksums = {name: sha256 for each in written.values() for name, sha256 in each.checksums.items()}
     texts_beside = {TOKENIZER_NAME: tokenizer_text}

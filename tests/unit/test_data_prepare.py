@@ -109,6 +109,23 @@ def test_a_small_share_still_holds_one_document_out(texts: Path, tmp_path: Path)
     assert manifest.splits["valid"].documents == 1
 
 
+def test_of_a_single_text_the_end_is_held_out(tmp_path: Path) -> None:
+    lines = [f"line {number} of one book\n" for number in range(200)]
+    (tmp_path / "book.txt").write_text("".join(lines))
+    manifest = run(tmp_path / "book.txt", tmp_path / "out", valid_fraction=0.25).manifest
+    (train,), (valid,) = (read_split(tmp_path / "out", split) for split in ("train", "valid"))
+    assert train + valid == "".join(lines)
+    assert valid.splitlines(keepends=True) == lines[-len(valid.splitlines()) :]
+    assert 0.25 <= len(valid) / len(train + valid) < 0.26
+    assert [manifest.splits[split].documents for split in ("train", "valid")] == [1, 1]
+
+
+def test_a_single_conversation_or_line_has_no_end_to_hold_out(tmp_path: Path) -> None:
+    (tmp_path / "line.txt").write_text("one line without an end")
+    with pytest.raises(DataError, match="no document is left for the train split, 1 in all"):
+        run(tmp_path / "line.txt", tmp_path / "out")
+
+
 def test_a_document_larger_than_the_share_is_not_held_out(tmp_path: Path) -> None:
     paths = [tmp_path / f"{number}.txt" for number in range(40)]
     for path in paths:
