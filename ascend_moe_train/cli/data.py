@@ -34,7 +34,7 @@ def command() -> None:
 @click.option("--vocab-size", type=int, metavar="N", help="Size of the vocabulary to train; bound for a given one.")
 @click.option("--tokenizer", type=click.Path(path_type=Path), help="Use this tokenizer.json, train none.")
 @click.option("--field", help="The field of a JSONL line that is read.  [default: text; messages of conversations]")
-@click.option("--valid-fraction", default=0.05, show_default=True, help="Share held out: of documents, or of a text; 0: none.")
+@click.option("--valid-fraction", default=0.05, show_default=True, help="Share of documents, or of a text, held out.")
 @click.option(
     "--format",
     "kind",

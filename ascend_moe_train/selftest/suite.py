@@ -133,7 +133,7 @@ def plan(asked: Asked, machine: Figures, folder: Path) -> list[Planned]:
             parts += parts_of(asked, machine, folder)
         else:
             parts.append(left_out(kind, ["all"], f"--only {' '.join(asked.only)}"))
-    parts.append(left_out("several machines", ["collectives", "training"], "a selftest starts ranks of this machine only"))
+    parts.append(left_out("several machines", ["collectives", "training"], "it starts no ranks elsewhere"))
     return parts
 
 
