@@ -192,13 +192,35 @@ def plan_words(plan: Plan) -> str:
 def rejected(found: Found) -> Iterator[str]:
     """Families of plans that are out, with their numbers and reasons."""
     for kind, words in KINDS.items():
-        families = found.rejections.listed(kind)
+        families = _together(found.rejections.listed(kind))
         if families:
             yield f"{words}: {found.rejections.total(kind):,} plans"
             yield from (f"  {_family(each)}" for each in families[:MAX_FAMILIES])
             if len(families) > MAX_FAMILIES:
                 rest = families[MAX_FAMILIES:]
                 yield f"  and {len(rest)} more families, {sum(each.count for each in rest):,} plans"
+
+
+def _together(families: Sequence[Family]) -> list[Family]:
+    """Families that differ in a number only, in the label and in the reason, as one: `pp 2, 4, 8`."""
+    groups: dict[tuple[str, str], list[Family]] = {}
+    for each in families:
+        axis, _, number = each.label.rpartition(" ")
+        is_axis = number.isdecimal() and each.label in each.reason
+        groups.setdefault((axis, each.reason.replace(each.label, axis)) if is_axis else ("", each.label), []).append(
+            each
+        )
+    return [_one(axis, reason, group) if len(group) > 1 else group[0] for (axis, reason), group in groups.items()]
+
+
+def _one(axis: str, reason: str, group: Sequence[Family]) -> Family:
+    numbers = sorted(int(each.label.rpartition(" ")[2]) for each in group)
+    return Family(
+        label=f"{axis} {', '.join(map(str, numbers))}",
+        reason=reason,
+        count=sum(each.count for each in group),
+        closeness=group[0].closeness,
+    )
 
 
 def _family(each: Family) -> str:

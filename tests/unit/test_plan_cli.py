@@ -155,6 +155,13 @@ DENSE = RUN.replace("preset: tiny, num_layers: 4, moe: {aux_loss_scope: batch}",
 )
 
 
+def test_one_reason_is_said_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model", "olmoe_1b_7b", "--cluster", "8x910B", "--top", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (reason,) = [line for line in lines if "aux_loss_scope" in line]
+    assert reason.startswith("  pp 2, 4, 8: 3, parallel.pp is impossible with model.moe.aux_loss_scope 'model'")
+
+
 def test_what_is_allowed_is_tried_and_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A model whose step is the sum of its gradients; on slow links 1-bit Adam is the fastest."""
     (folder / "slow.yaml").write_text("slow: {like: cpu, inside: {bytes_per_s: 1e6}, across: {bytes_per_s: 1e6}}\n")
