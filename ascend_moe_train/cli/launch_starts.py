@@ -133,15 +133,18 @@ class HostStarts:
         self._pool = HostPool(hosts.hosts, asked.spares, bad_list)
         self.ranks = sum(host.slots for host in self._pool.active)
         known = ", ".join(self._pool.left_out)
+        self._run_id = ""  # of the last start
         self._remarks = [f"left out, as they were bad before ({bad_list}): {known}"] if known else []
 
     def __call__(self, failed: "Failed | None", say: Say) -> "HostsJob":
         """See Starts."""
         from ascend_moe_train.cluster.hosts_job import make_hosts_job
         from ascend_moe_train.cluster.of_run import deadlines_of
+        from ascend_moe_train.train.run_lock import unlock
 
         if failed is not None:
             self._remarks += self._pool.after(failed)
+            unlock(Path(self.config.run.dir), self._run_id)
         hosts, settings = self._layout()
         if settings:
             self._remarks.append(f"goes on with {len(hosts)} hosts and --set {' --set '.join(settings)}")
@@ -150,7 +153,7 @@ class HostStarts:
         for line in self._remarks:
             say(line)
         self._remarks = []
-        return make_hosts_job(
+        job = make_hosts_job(
             hosts,
             RANK_MODULE,
             _arguments(self._run_yaml, (*self._overrides, *settings)),
@@ -161,6 +164,8 @@ class HostStarts:
             starter=self._starter,
             environment=self._environment,
         )
+        self._run_id = job.run_id
+        return job
 
     def shown(self) -> list[str]:
         """See Starts."""

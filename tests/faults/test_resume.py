@@ -2,12 +2,15 @@
 
 import shutil
 import signal
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from ascend_moe_train.cli.main import main
-from ascend_moe_train.train.run_lock import locked
+from ascend_moe_train.cluster.variables import RUN_ID
+from ascend_moe_train.errors import TrainingError
+from ascend_moe_train.train.run_lock import locked, unlock
 from tests.small_run import metrics, newest_state, run, run_to_end, small_run, stop_at, write_run
 
 FP16 = (
@@ -138,3 +141,18 @@ def test_a_lock_left_behind_by_a_kill_locks_nothing(tmp_path: Path) -> None:
     with locked(tmp_path / "run"):
         pass
     assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_a_start_that_was_given_up_locks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = tmp_path / "run"
+    monkeypatch.setenv(RUN_ID, "first")
+    with ExitStack() as following:
+        with locked(run_dir):
+            unlock(run_dir, "second")  # the lock is none of it
+            with pytest.raises(TrainingError, match="another process"), locked(run_dir):
+                pass
+            unlock(run_dir, "first")
+            monkeypatch.setenv(RUN_ID, "second")
+            following.enter_context(locked(run_dir))
+        assert (run_dir / ".lock").read_text() == "second"  # the first ends later, and leaves it alone
+    assert list(run_dir.iterdir()) == []

@@ -1,0 +1,129 @@
+"""A training over two hosts that is struck: ranks killed, links cut, hosts stopped. It starts again by itself, from its
+newest checkpoint, and ends with the losses and weights of one that nothing happened to."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hosts_train import LabRun, cut_link, kill, lab_of, mend_link, ranks, stop_host, wake_host
+from tests.lab import Lab, why_not
+from tests.small_run import metrics, newest_state
+
+REASON = why_not()
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(REASON is not None, reason=str(REASON))]
+
+STEPS = ("run.steps=60",)
+WITHIN = 1e-4  # of losses in another layout
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    with lab_of(tmp_path / "lab", 3) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path) -> Path:
+    """The folder of a run that nothing happened to, on two of the hosts."""
+    folder = tmp_path_factory.mktemp("whole")
+    with lab_of(folder / "lab", 2) as lab, LabRun(lab, folder / "of", small_corpus, *STEPS) as run:
+        assert run.wait() == 0, run.said
+    return run.run_dir
+
+
+def assert_same_end(run: LabRun, whole: Path) -> None:
+    """Every number of every step, every bit of every weight and moment."""
+    assert metrics(run.run_dir) == metrics(whole)
+    assert newest_state(run.run_dir) == newest_state(whole)
+
+
+def assert_nothing_lost(run: LabRun) -> None:
+    """Each start after a failure went on right behind the checkpoint that was the newest then."""
+    starts = run.starts()
+    by_name = {name: number for number, (name, _) in enumerate(starts)}
+    for failure in run.failures():
+        number = by_name.get(failure["start"])
+        if number is not None and starts[number + 1][1] is not None:
+            assert starts[number + 1][1] == 1 + (failure["checkpoint_step"] or 0), (failure, starts)
+
+
+def bad_hosts(run: LabRun) -> list[tuple[str, str]]:
+    listed: dict[str, Any] = json.loads((run.run_dir / "logs" / "bad-hosts.json").read_text())
+    return [(each["name"], each["why"]) for each in listed["hosts"]]
+
+
+def test_a_killed_rank(lab: Lab, whole: Path, tmp_path: Path, small_corpus: Path) -> None:
+    options = ("--spares", "1", "--restarts", "1")
+    with LabRun(lab, tmp_path / "of", small_corpus, *STEPS, options=options) as run:
+        run.wait_for_step(5)
+        cut_link(lab, lab.hosts[1])  # for less than host_s: all wait, and go on
+        time.sleep(2)
+        mend_link(lab, lab.hosts[1])
+        run.wait_for_step(12)
+        newest = run.newest
+        kill(ranks(lab.hosts[1])[3])
+        assert run.wait() == 0, run.said
+    assert_same_end(run, whole)
+    (failure,) = run.failures()
+    assert (failure["first_failed"]["rank"], failure["host"], failure["lost_hosts"]) == (3, "h2", [])
+    assert "error: rank 3 was killed by signal 9 (SIGKILL)" in run.said
+    assert failure["checkpoint_step"] >= newest > 0
+    assert_nothing_lost(run)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_cut_link(number: int, lab: Lab, whole: Path, tmp_path: Path, small_corpus: Path) -> None:
+    """A spare takes the place of the host, which comes back later and is left out."""
+    options = ("--spares", "1", "--restarts", "1")
+    with LabRun(lab, tmp_path / "of", small_corpus, *STEPS, options=options) as run:
+        run.wait_for_step(12)
+        cut_link(lab, lab.hosts[number - 1])
+        while not run.failures():
+            run.pause()
+        mend_link(lab, lab.hosts[number - 1])
+        assert run.wait() == 0, run.said
+        assert ranks(lab.hosts[number - 1]) == {}
+    assert_same_end(run, whole)
+    (failure,) = run.failures()
+    assert failure["lost_hosts"] == [f"h{number}"]
+    assert bad_hosts(run) == [(f"h{number}", "it was lost")]
+    assert f"host h{number} is left out (it was lost; " in run.said and "h3 takes its place" in run.said
+    assert_nothing_lost(run)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_stopped_host(number: int, lab: Lab, whole: Path, tmp_path: Path, small_corpus: Path) -> None:
+    """It holds the run's lock, if it has rank 0, and goes on while its successor trains."""
+    options = ("--spares", "1", "--restarts", "1")
+    with LabRun(lab, tmp_path / "of", small_corpus, *STEPS, options=options) as run:
+        run.wait_for_step(12)
+        stop_host(lab.hosts[number - 1])
+        while not run.failures():
+            run.pause()
+        run.wait_for_step(run.num_steps + 5)
+        wake_host(lab.hosts[number - 1])
+        assert run.wait() == 0, run.said
+        assert ranks(lab.hosts[number - 1]) == {}
+    assert_same_end(run, whole)
+    assert bad_hosts(run) == [(f"h{number}", "it was lost")]
+    assert_nothing_lost(run)
+
+
+def test_fewer_hosts(lab: Lab, whole: Path, tmp_path: Path, small_corpus: Path) -> None:
+    """Without a spare the run goes on in a layout that the planner finds for the hosts that are left."""
+    lab.hosts[2:], left = [], lab.hosts[2:]
+    try:
+        with LabRun(lab, tmp_path / "of", small_corpus, *STEPS, "parallel.ep=4", options=("--restarts", "1")) as run:
+            run.wait_for_step(12)
+            cut_link(lab, lab.hosts[1])
+            assert run.wait() == 0, run.said
+    finally:
+        lab.hosts += left
+    assert "there is no spare: 1 are left" in run.said and "goes on with 1 hosts and --set " in run.said
+    losses = [line["loss"] for line in metrics(run.run_dir)]
+    assert losses == pytest.approx([line["loss"] for line in metrics(whole)], rel=WITHIN)
+    assert_nothing_lost(run)
