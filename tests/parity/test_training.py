@@ -163,7 +163,9 @@ MIXED, EVERY = batches(COMPOSED), batches(NAMED)
 QUICK = {"2 ranks, 1", "4 ranks, 1", "8 ranks, 1"}
 
 
-@pytest.mark.parametrize("batch", [pytest.param(each, marks=[pytest.mark.slow] * (each not in QUICK)) for each in MIXED])
+@pytest.mark.parametrize(
+    "batch", [pytest.param(each, marks=[pytest.mark.slow] * (each not in QUICK)) for each in MIXED]
+)
 def test_random_layouts_train_as_one_process_does(batch: str) -> None:
     check(MIXED[batch])
 
