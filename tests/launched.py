@@ -30,8 +30,8 @@ def launch_command(
     return [*amt, "launch", "--ranks", str(num_ranks), *how, "train", str(run_yaml), *settings]
 
 
-def launched(num_ranks: int, run_yaml: Path, *overrides: str) -> None:
-    """Trains on so many ranks to the end; AssertionError with what was printed if that fails."""
+def launched(num_ranks: int, run_yaml: Path, *overrides: str, told_in: Path | None = None) -> None:
+    """Trains on so many ranks to the end; AssertionError with what was printed if that fails. `told_in` gets it too."""
     done = subprocess.run(
         launch_command(num_ranks, run_yaml, *overrides),
         capture_output=True,
@@ -41,4 +41,6 @@ def launched(num_ranks: int, run_yaml: Path, *overrides: str) -> None:
         stdin=subprocess.DEVNULL,
         timeout=DEADLINE_S,
     )
+    if told_in is not None:
+        told_in.write_text(done.stdout + done.stderr)
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"

@@ -93,12 +93,12 @@ def _memory_lines(verdict: "Verdict", run_yaml: Path, cluster: str) -> list[str]
     )
 
 
-@command.command("explain")
+@command.command("explain", context_settings={"ignore_unknown_options": True})  # of -9, which is no option
 @click.argument("code")
 @LANG
 @AS_JSON
 def explain(code: str, lang: str, as_json: bool) -> None:
-    """Say what CODE means (EI0006, 507011, 0x80e18400 ...), what lies behind it and what to do."""
+    """Say what CODE means (EI0006, 507011, 0x80e18400, 137, SIGKILL ...), what lies behind it and what to do."""
     from ascend_moe_train.doctor.explain import explained, explained_json
     from ascend_moe_train.doctor.rule import rule_book
 

@@ -46,7 +46,8 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
-    """A line that a rule knows. `at_s` is on the clock of all; `order` is its place among all events."""
+    """A line that a rule knows. `at_s` is on the clock of all; `order` is its place among all events. One that
+    `is_warning` counts only where something else is wrong."""
 
     rule: Rule
     actor: Actor
@@ -56,6 +57,7 @@ class Event:
     values: Mapping[str, str] = field(default_factory=dict)
     at_s: float | None = None
     order: int = 0
+    is_warning: bool = False
 
     def value(self, name: str) -> int | None:
         """A whole number that the line gives; None if it does not."""

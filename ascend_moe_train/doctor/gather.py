@@ -37,7 +37,7 @@ def gather(sources: Sequence[Scanned]) -> Evidence:
             at_s = on_one_scale(event.moment, near_s) if event.moment is not None else None
             shifted = at_s - offsets_s.get(source.name, 0.0) if at_s is not None else None
             events.append(replace(event, actor=actor, at_s=shifted))
-    events = [replace(event, order=order) for order, event in enumerate(_in_order(events))]
+    events = [replace(event, order=order) for order, event in enumerate(_in_order(_that_count(events)))]
     by_rank = _by_rank(sources, ranks_of, events)
     return Evidence(
         events=events,
@@ -48,6 +48,13 @@ def gather(sources: Sequence[Scanned]) -> Evidence:
         pids=pids,
         source_ranks=ranks_of,
     )
+
+
+def _that_count(events: Sequence[Event]) -> Sequence[Event]:
+    """Without warnings where nothing else is wrong: many runs that go well print some."""
+    if any(not event.is_warning and event.rule.role not in ("fact", "benign") for event in events):
+        return events
+    return [event for event in events if not event.is_warning or event.rule.role in ("fact", "benign")]
 
 
 def _in_order(events: Sequence[Event]) -> list[Event]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from ascend_moe_train.doctor.diagnose import diagnose
 from ascend_moe_train.doctor.reading import METRICS_NAME, VERDICT_NAME
 from ascend_moe_train.doctor.rule import rule_book
-from ascend_moe_train.doctor.words import as_json
+from ascend_moe_train.doctor.words import as_json, filled_remedies
 from ascend_moe_train.whole_file import write_text_whole
 
 LAUNCHER_LOG = "launcher.log"
@@ -28,7 +28,7 @@ def kept_verdict(run_dir: Path, log_folder: Path, run_id: str, message: str) -> 
     if cause is None:
         return None
     means = cause.filled(cause.rule.words("en").means)
-    remedy = book.remedies(cause.rule)[0].do if cause.rule.remedies else ""
-    todo = f"; to do: {remedy}" if remedy else ""
+    remedies = filled_remedies(cause, verdict, book)
+    todo = f"; to do: {remedies[0].do}" if remedies else ""
     who = f"{cause.who_words}: " if cause.who_words else ""
     return f"doctor: {who}{means} (sure: {verdict.confidence}){todo}; all of it: {path}"

@@ -7,7 +7,7 @@ from ascend_moe_train.doctor.clock import shown_time
 from ascend_moe_train.doctor.event import Event
 from ascend_moe_train.doctor.rule import Lang, RuleBook
 from ascend_moe_train.doctor.verdict import Verdict
-from ascend_moe_train.doctor.words import verdict_lines
+from ascend_moe_train.doctor.words import no_fault_lines, remarks, verdict_rows
 from ascend_moe_train.html_page import asset, filled, policy_hash
 
 MAX_ROWS, MAX_MARKS = 128, 40
@@ -17,15 +17,25 @@ WIDTH, ROW, LEFT = 900, 18, 110
 def page(verdict: Verdict, book: RuleBook, lang: Lang) -> str:
     """The page as text. All strings may hold anything: they are escaped here."""
     style = asset(__package__, "doctor.css")
-    lines = verdict_lines(verdict, book, lang, with_all=True)
+    rows = verdict_rows(verdict, book, lang, with_all=True)
+    rest = remarks(verdict, lang) if rows else no_fault_lines(verdict, lang)
     parts = {
-        "title": html.escape(lines[0]),
-        "verdict": html.escape("\n".join(lines)),
+        "lang": lang,
+        "title": html.escape(rows[0][1] if rows else rest[0]),
+        "verdict": _list(rows) + "".join(f"<p>{html.escape(line)}</p>" for line in rest),
         "timeline": _timeline(verdict),
         "style": style,
         "style_hash": policy_hash(style),
     }
     return filled(asset(__package__, "doctor.html"), parts)
+
+
+def _list(rows: Sequence[tuple[str, str]]) -> str:
+    """Heads with what is said under them."""
+    if not rows:
+        return ""
+    parts = [f"{f'<dt>{html.escape(head)}</dt>' if head else ''}<dd>{html.escape(said)}</dd>" for head, said in rows]
+    return f"<dl>{''.join(parts)}</dl>"
 
 
 def _timeline(verdict: Verdict) -> str:

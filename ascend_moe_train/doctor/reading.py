@@ -27,6 +27,9 @@ MAX_WIDE_BYTES = 256 * 2**20  # of UTF-16, which is read whole
 BLOCK_BYTES = 4 * 2**20
 METRICS_NAME = "metrics.jsonl"
 VERDICT_NAME = "doctor.json"
+# What our own runs and checkpoints have beside logs: figures, versions, texts that a model made up.
+_TABLES = "ASCEND_PROFILER_OUTPUT"  # a folder of figures, which `amt profile` reads
+_OWN_NAMES = frozenset({METRICS_NAME, VERDICT_NAME, "run.json", "tokenizer.json", "manifest.json", "sample.txt"})
 
 _NO_LOGS = frozenset(
     {
@@ -35,6 +38,7 @@ _NO_LOGS = frozenset(
         ".c",
         ".ckpt",
         ".css",
+        ".csv",
         ".db",
         ".h",
         ".h5",
@@ -118,7 +122,7 @@ def _in_folder(folder: Path) -> list[Source]:
         place, depth = waiting.pop()
         for path in sorted(place.iterdir()):
             mode = path.lstat().st_mode
-            if stat.S_ISDIR(mode) and depth < MAX_DEPTH:
+            if stat.S_ISDIR(mode) and depth < MAX_DEPTH and path.name != _TABLES:
                 waiting.append((path, depth + 1))
             elif stat.S_ISREG(mode) and _is_log(path):
                 found.append(_source(path, str(path.relative_to(folder))))
@@ -126,8 +130,8 @@ def _in_folder(folder: Path) -> list[Source]:
 
 
 def _is_log(path: Path) -> bool:
-    """Whether its name may be that of a log; figures of steps and our own verdicts are none."""
-    return path.suffix.lower() not in _NO_LOGS and path.name not in (METRICS_NAME, VERDICT_NAME)
+    """Whether its name may be that of a log."""
+    return path.suffix.lower() not in _NO_LOGS and path.name not in _OWN_NAMES
 
 
 def _source(path: Path, name: str) -> Source:
@@ -164,8 +168,10 @@ def archived(source: Source) -> Iterator[tuple[Source, BufferedIOBase]]:
                     raise tarfile.ReadError(_HOLES)
                 if member.size > source.size_bytes * MAX_RATIO:  # to look for its end would take for ever
                     raise tarfile.ReadError(f"a file of {member.size:,} bytes, for which it is too short")
-                suffix = Path(member.name).suffix.lower()
-                stream = archive.extractfile(member) if member.isfile() and suffix not in _NO_LOGS else None
+                path = Path(member.name)
+                suffix = path.suffix.lower()
+                is_log = member.isfile() and _is_log(path) and _TABLES not in path.parts
+                stream = archive.extractfile(member) if is_log else None
                 if stream is None:
                     continue
                 inner = Source(name=plain(member.name.lstrip("./")), size_bytes=member.size, is_packed=suffix == ".gz")
@@ -182,12 +188,8 @@ def blocks(stream: BufferedIOBase, tell: Callable[[str], None]) -> Iterator[byte
     """
     parts, size, total = [b""], 0, 0  # of what has no end of a line yet
     while True:
-        try:
-            piece = stream.read1(BLOCK_BYTES)  # of a damaged archive, what comes before the damage
-        except _UNPACKING_ERRORS as error:
-            tell(str(error) or type(error).__name__)
-            piece = b""
-        if total == 0 and not (piece := _as_text(piece, stream)):
+        piece = _next_piece(stream, tell)
+        if total == 0 and not (piece := _as_text(piece, stream, tell)):
             return
         total += len(piece)
         if not piece or total > MAX_UNPACKED_BYTES:
@@ -204,11 +206,23 @@ def blocks(stream: BufferedIOBase, tell: Callable[[str], None]) -> Iterator[byte
         yield b"".join(parts)
 
 
-def _as_text(first: bytes, stream: BufferedIOBase) -> bytes:
+def _next_piece(stream: BufferedIOBase, tell: Callable[[str], None]) -> bytes:
+    """Some bytes; of a damaged archive, what comes before the damage. Empty at the end, and where `tell` got why."""
+    try:
+        return stream.read1(BLOCK_BYTES)
+    except _UNPACKING_ERRORS as error:
+        tell(str(error) or type(error).__name__)
+        return b""
+
+
+def _as_text(first: bytes, stream: BufferedIOBase, tell: Callable[[str], None]) -> bytes:
     """The first block of a stream, UTF-16 turned into UTF-8; empty for what has zero bytes and so is no text."""
     if first.startswith((b"\xff\xfe", b"\xfe\xff")):
-        whole = first + stream.read(MAX_WIDE_BYTES)
-        return whole.decode("utf-16", errors="replace").encode("utf-8", errors="replace")
+        parts, size = [first], len(first)
+        while size < MAX_WIDE_BYTES and (piece := _next_piece(stream, tell)):
+            parts.append(piece)
+            size += len(piece)
+        return b"".join(parts).decode("utf-16", errors="replace").encode("utf-8", errors="replace")
     return b"" if b"\0" in first[:1024] and first[:1024].count(b"\0") > 8 else first
 
 

@@ -56,6 +56,7 @@ _COMMANDS = frozenset(
         "env",
         "export",
         "find",
+        "firewall-cmd",
         "fuser",
         "grep",
         "hccn_tool",
@@ -74,6 +75,7 @@ _COMMANDS = frozenset(
         "pip",
         "ps",
         "py-spy",
+        "python",
         "source",
         "ss",
         "ssh-copy-id",
@@ -99,11 +101,13 @@ class Words(_Data):
 
 
 class Remedy(_Data):
-    """What to do: a command or a configuration key, and why, in both languages."""
+    """What to do: a command or a configuration key, and why, in both languages. One that `prevents` does not help now:
+    it keeps the same from coming again."""
 
     do: str = Field(min_length=2)
     en: str = Field(min_length=1)
     zh: str = Field(min_length=1)
+    prevents: bool = False
 
     @model_validator(mode="after")
     def _is_doable(self) -> Self:
@@ -121,12 +125,14 @@ def is_doable(text: str) -> bool:
 
 class Rule(_Data):
     """One kind of line. `match` are patterns (see pattern.py), `any_case` the same in lower case; `unless` rules lines
-    out that hold such text. `level` orders causes: from 50 on they end a run, below they are suspects."""
+    out that hold such text. `level` orders causes: from 50 on they end a run, below they are suspects. Lines that are
+    warnings count only where something else is wrong, unless the rule counts `alone`."""
 
     id: str = Field(pattern=r"^[a-z][a-z0-9\-]+$")
     role: Role
     group: Group = "program"
     level: int = Field(default=0, ge=0, le=100)
+    alone: bool = False
     codes: tuple[str, ...] = ()
     match: tuple[str, ...] = ()
     any_case: tuple[str, ...] = ()

@@ -19,6 +19,8 @@ MAX_PLAIN = 20_000  # lines of one source that only hold figures, or nothing, an
 EDGE_BYTES = 65_536
 LOOK_BACK_BYTES = 8192
 NEW_START = "f-start"
+WARNING = "WARNING"
+MAX_CONTINUED = 3  # lines of one message
 
 # General words count in lines that complain, in warnings where something else is wrong, and in what is short enough to
 # be somebody's own words.
@@ -30,6 +32,9 @@ _FIELD = re.compile(
     r"|learning rate|lr|per_step_time|elapsed time per iteration \(ms\)|step|iteration"
     r"|number of skipped iterations|number of nan iterations"
     r"|param[_ ]?hash|checksum)\b\W{1,16}([-+]?(?:\d[\d.]{0,30}(?:e[-+]?\d{1,4})?|nan|inf))"
+)
+_OWN_MESSAGE = re.compile(
+    rb"[A-Z][A-Z0-9]\d{4}: |ERR\d{5}|(?:\w{1,60}\.){0,8}\w{1,60}(?:Error|Exception|Interrupt)\b|Traceback"
 )
 _NAMES = {
     "lm loss": "loss",
@@ -92,7 +97,8 @@ class _Scanner:
     def finished(self) -> Scanned:
         """All that was found, in the order of lines."""
         found = self.found
-        if found.num_lines <= MAX_OWN_WORDS:
+        self._read_tail()
+        if found.num_lines <= MAX_OWN_WORDS and not found.steps:  # steps are a log's, not somebody's own words
             for event in self._doubtful:
                 self._keep(event)
         if any(event.rule.role not in ("fact", "benign") for event in found.events):
@@ -101,6 +107,11 @@ class _Scanner:
         kept = {(event.rule.id, event.place.line) for event in found.events}
         last = [each for each in self._last_events.values() if (each.rule.id, each.place.line) not in kept]
         found.events = sorted([*found.events, *last], key=lambda event: event.place.line)
+        return found
+
+    def _read_tail(self) -> None:
+        """What the end of a source tells: its last line and time, and the last steps."""
+        found = self.found
         lines = [text_of(raw[:MAX_LINE_BYTES]) for raw in self._tail.split(b"\n") if raw.strip()]
         found.is_cut = bool(self._tail) and not self._tail.endswith(b"\n")
         found.last = _first_moment([line.encode("utf-8", "replace") for line in reversed(lines)])
@@ -108,7 +119,6 @@ class _Scanner:
         for text in lines:
             if (step := _STEP.search(text[:MAX_QUOTED])) is not None:
                 found.steps.append((int(step[1]), moment_of(text)))
-        return found
 
     def _is_worth(self, block: bytes, start: int, end: int) -> bool:
         """Whether to look at a line: those without a known text or an error only as long as there were few."""
@@ -126,13 +136,20 @@ class _Scanner:
             return
         moment = moment_of(whole) or self._moment_before(block, start)
         place = Place(source=self.found.name, line=number)
+        is_warning = level == WARNING or warns(text) or (not level and _continues_a_warning(block, start))
         for match in matches:
             event = Event(
-                rule=match.rule, actor=actor, place=place, text=text[:MAX_QUOTED], moment=moment, values=match.values
+                rule=match.rule,
+                actor=actor,
+                place=place,
+                text=text[:MAX_QUOTED],
+                moment=moment,
+                values=match.values,
+                is_warning=is_warning and not match.rule.alone,
             )
             if not is_general(match.rule):
                 self._keep(event)
-            elif warns(text):
+            elif is_warning:
                 self._warnings = [*self._warnings, event][:MAX_OWN_WORDS]
             elif complains(text):
                 self._keep(event)
@@ -178,6 +195,22 @@ class _Scanner:
         except ValueError:
             return
         self.found.losses.append((int(figures.pop("step")), figures))
+
+
+def _continues_a_warning(block: bytes, start: int) -> bool:
+    """Whether a line without a level of its own belongs to a warning of several lines, which begins a few lines before.
+
+    What has a time, a code or an exception at its beginning is no part of another message.
+    """
+    end = block.find(b"\n", start)
+    line = block[start : min(len(block) if end < 0 else end, start + MAX_QUOTED)]
+    before = block[max(0, start - LOOK_BACK_BYTES) : start].split(b"\n")[-1 - MAX_CONTINUED : -1]
+    for each in (line, *reversed(before)):
+        if each.startswith(b"["):
+            return each.startswith(b"[WARNING]")
+        if not each.strip() or _OWN_MESSAGE.match(each) is not None or _first_moment([each]) is not None:
+            return False
+    return False
 
 
 def _first_moment(lines: Iterable[bytes]) -> Moment | None:

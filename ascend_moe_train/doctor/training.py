@@ -12,6 +12,7 @@ from ascend_moe_train.units import format_bytes, format_seconds
 
 WINDOW = 20  # steps that are looked at together
 ENOUGH = 60  # steps that a drift takes
+ROUTED = 100  # before that a router has not learned to balance, which is no fault
 STORM_SHARE = 0.5
 JUMP_NATS = 1.0
 RISE_NATS, RISE_SHARE = 0.3, 1.15
@@ -143,7 +144,7 @@ def _grown(
 def _experts(series: Series, book: RuleBook) -> list[Hypothesis]:
     """Experts that got nothing in most of the last steps; else a load that is far from even."""
     last = series.rows[-WINDOW:]
-    if len(series.rows) < ENOUGH:
+    if len(series.rows) < ROUTED:
         return []
     names = sorted({name for row in last for name in row.figures if name.startswith(("dead_experts.", "load_cv."))})
     for name in names:
@@ -169,7 +170,7 @@ def _stuck(series: Series, book: RuleBook) -> list[Hypothesis]:
 
 def _drops(series: Series, book: RuleBook) -> list[Hypothesis]:
     values = _values(series.rows[-WINDOW:], "drop_rate")
-    if len(values) < WINDOW or median(values) < DROP_SHARE:
+    if len(series.rows) < ROUTED or len(values) < WINDOW or median(values) < DROP_SHARE:
         return []
     share = f"{median(values):.0%}"
     return _told(series, series.rows[-1], book, "drops", SUSPECT_LEVEL, ["drop_rate"], share=share)

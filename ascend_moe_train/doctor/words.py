@@ -7,11 +7,12 @@ from typing import Any
 
 from ascend_moe_train.doctor.clock import shown_time
 from ascend_moe_train.doctor.event import Event
+from ascend_moe_train.doctor.fill import filled_remedy, names_of
 from ascend_moe_train.doctor.hypothesis import Hypothesis, rank_words
 from ascend_moe_train.doctor.rule import LANGS, Lang, Remedy, Rule, RuleBook
 from ascend_moe_train.doctor.verdict import Verdict
 
-MAX_QUOTES, MAX_NOT_IT, MAX_LINE, MAX_NAMED = 3, 3, 180, 60
+MAX_QUOTES, MAX_NOT_IT, MAX_LINE, MAX_NAMED, MAX_REMEDIES = 3, 3, 180, 60, 3
 
 # [LEVEL] MODULE(pid,...):time [file:line] [thread], as CANN and MindSpore write it
 _HEAD = re.compile(r"(?:\[[A-Z]{4,9}\] ?)?[A-Z_]{2,16}\([^()]{1,80}\):[\d\-:.]{10,40} ?(?:\[[^\[\]]{1,200}\] ?){0,2}")
@@ -80,9 +81,21 @@ _TEXT: Mapping[Lang, Mapping[str, str]] = MappingProxyType(
 
 def verdict_lines(verdict: Verdict, book: RuleBook, lang: Lang = "en", *, with_all: bool = False) -> list[str]:
     """About ten lines; with the runners-up on request."""
+    rows = verdict_rows(verdict, book, lang, with_all=with_all)
+    return [*_aligned(rows, lang), *remarks(verdict, lang)] if rows else no_fault_lines(verdict, lang)
+
+
+def no_fault_lines(verdict: Verdict, lang: Lang) -> list[str]:
+    """That nothing was found, and in what."""
+    return [_TEXT[lang]["none"], _read(verdict, lang), *remarks(verdict, lang)]
+
+
+def verdict_rows(verdict: Verdict, book: RuleBook, lang: Lang, *, with_all: bool) -> list[tuple[str, str]]:
+    """What is said, each line after its head, which is empty where it is that of the line before; nothing where there
+    is no fault."""
     cause, text = verdict.cause, _TEXT[lang]
     if cause is None:
-        return [text["none"], _read(verdict, lang), *_remarks(verdict, lang)]
+        return []
     words = cause.rule.words(lang)
     means = cause.filled(words.means)
     rows = [("what" if cause.is_decided else "seen", _means(means, cause, lang)), ("where", _where(cause, lang))]
@@ -91,26 +104,27 @@ def verdict_lines(verdict: Verdict, book: RuleBook, lang: Lang = "en", *, with_a
         rows.append(("behind", "; ".join(cause.filled(each) for each in words.why)))
     if (not_it := _not_it(verdict, lang)) is not None:
         rows.append(("not", not_it))
-    remedies = filled_remedies(cause, verdict, book)
-    names = ["now", *["then"] * (len(remedies) - 2), "prevent"] if len(remedies) > 1 else ["now"]
-    shown = [0, 1, len(remedies) - 1] if len(remedies) > 3 else range(len(remedies))
-    rows += [(names[i], f"{remedies[i].do}  ({_said(remedies[i], lang)})") for i in shown]
+    rows += _todo(filled_remedies(cause, verdict, book), lang)
     rows.append(("sure", f"{text[verdict.confidence]}; {_read(verdict, lang)}"))
     if with_all:
         rows += [("also", _runner_up(each, lang)) for each in verdict.others]
-    return [*_aligned(rows, lang), *_remarks(verdict, lang)]
+    heads = _HEADS[lang]
+    before = ["", *(name for name, _ in rows)]
+    return [(heads[name] if name != last else "", said) for (name, said), last in zip(rows, before, strict=False)]
+
+
+def _todo(remedies: Sequence[Remedy], lang: Lang) -> list[tuple[str, str]]:
+    """Some of what helps now, in its order, and the first of what keeps it from coming again."""
+    later = [each for each in remedies if each.prevents][:1]
+    now = [each for each in remedies if not each.prevents][: MAX_REMEDIES - len(later)]
+    names = ["now", *["then"] * len(now)][: len(now)] + ["prevent"] * len(later)
+    return [(name, f"{each.do}  ({_said(each, lang)})") for name, each in zip(names, [*now, *later], strict=True)]
 
 
 def _aligned(rows: Sequence[tuple[str, str]], lang: Lang) -> list[str]:
-    """Heads in a column, each once."""
-    heads = _HEADS[lang]
-    width = max(map(_width, heads.values()))
-    lines, before = [], ""
-    for name, text in rows:
-        head = "" if name == before else heads[name]
-        before = name
-        lines.append(f"{head}{' ' * (width - _width(head))}  {text}")
-    return lines
+    """Heads in a column."""
+    width = max(map(_width, _HEADS[lang].values()))
+    return [f"{head}{' ' * (width - _width(head))}  {text}" for head, text in rows]
 
 
 def _width(text: str) -> int:
@@ -153,21 +167,9 @@ def _not_it(verdict: Verdict, lang: Lang) -> str | None:
 
 
 def filled_remedies(cause: Hypothesis, verdict: Verdict, book: RuleBook) -> list[Remedy]:
-    """What to do, with the log and the process of the rank at fault put in where they are known."""
-    names = {}
-    sources = verdict.evidence.by_rank.get(cause.ranks[0], ()) if cause.ranks else ()
-    if sources:
-        names["LOG_OF_THAT_RANK"] = sources[0].name
-    elif cause.events:
-        names["LOG_OF_THAT_RANK"] = cause.events[0].place.source
-    pids = {rank: pid for pid, rank in verdict.evidence.pids.items()}
-    if cause.ranks and cause.ranks[0] in pids:
-        names["PID"] = str(pids[cause.ranks[0]])
-    found = []
-    for remedy in book.remedies(cause.rule):
-        words = [names.get(word, word) for word in remedy.do.split(" ")]
-        found.append(Remedy.model_construct(do=" ".join(words), en=remedy.en, zh=remedy.zh))
-    return found
+    """What to do, with what is known of files, processes, addresses and ranks put in."""
+    names = names_of(cause, verdict.evidence)
+    return [filled_remedy(each, names) for each in book.remedies(cause.rule)]
 
 
 def _said(remedy: Remedy, lang: Lang) -> str:
@@ -189,7 +191,7 @@ def _read(verdict: Verdict, lang: Lang) -> str:
     return text["read"].format(sources=sources, lines=f"{lines:,}", ranks=ranks)
 
 
-def _remarks(verdict: Verdict, lang: Lang) -> list[str]:
+def remarks(verdict: Verdict, lang: Lang) -> list[str]:
     """Clocks that were set right, and what could not be read."""
     text, remarks = _TEXT[lang], []
     offsets = verdict.evidence.offsets_s
@@ -231,7 +233,7 @@ def _hypothesis_json(each: Hypothesis, verdict: Verdict, book: RuleBook) -> dict
         "time": None if each.at_s is None else shown_time(each.at_s),
         "means": {lang: each.filled(each.rule.words(lang).means) for lang in LANGS},
         "why": {lang: [each.filled(why) for why in each.rule.words(lang).why] for lang in LANGS},
-        "remedies": [{"do": r.do, "en": r.en, "zh": r.zh} for r in filled_remedies(each, verdict, book)],
+        "remedies": [remedy.model_dump() for remedy in filled_remedies(each, verdict, book)],
         "checks": list(each.rule.checks),
         "sources": list(each.rule.sources),
         "lines": [_event_json(event) for event in each.events],
@@ -251,11 +253,15 @@ def _event_json(event: Event) -> dict[str, Any]:
 
 
 def rule_lines(rule: Rule, book: RuleBook, lang: Lang) -> list[str]:
-    """A rule as a page of reference."""
+    """A rule as a page of reference. What a line would have said stands as `...`."""
     words = rule.words(lang)
-    heads = ", ".join(rule.codes) or rule.id
-    lines = [f"{heads}: {words.means}", f"  {rule.role}, {rule.group} [{rule.id}]"]
-    lines += [f"  - {why}" for why in words.why]
+    heads = ", ".join(code for code in rule.codes if not code.startswith("@")) or rule.id
+    lines = [f"{heads}: {_unnamed(words.means, lang)}", f"  {rule.role}, {rule.group} [{rule.id}]"]
+    lines += [f"  - {_unnamed(why, lang)}" for why in words.why]
     lines += [f"  $ {check}" for check in rule.checks]
     lines += [f"  > {remedy.do}  ({_said(remedy, lang)})" for remedy in book.remedies(rule)]
     return [*lines, f"  {'; '.join(rule.sources)}"]
+
+
+def _unnamed(text: str, lang: Lang) -> str:
+    return re.sub(r"\{\w+\}", "...", text.replace("{who}", "a rank" if lang == "en" else "某 rank"))

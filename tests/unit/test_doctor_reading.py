@@ -73,6 +73,10 @@ def test_damaged_files_are_said(tmp_path: Path) -> None:
     verdict = diagnose([tmp_path])
     assert verdict.evidence.sources[0].problem
     assert verdict.cause is not None
+    (tmp_path / "a.log.gz").write_bytes(gzip.compress(FULL.encode("utf-16") * 9000)[:-20])
+    verdict = diagnose([tmp_path])
+    assert verdict.evidence.sources[0].problem
+    assert verdict.cause is not None
     (tmp_path / "b.tar").write_bytes(b"no tar at all")
     with pytest.raises(DataError, match=r"b\.tar: not a whole tar archive"):
         diagnose([tmp_path / "b.tar"])
