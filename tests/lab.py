@@ -149,6 +149,17 @@ class LabHost:
         self.sshd: subprocess.Popen[bytes] | None = None
         self.start_sshd()
 
+    def processes(self, word: str) -> list[int]:
+        """Those in its network that have this among the words of their commands."""
+        here = Path(f"/proc/{self.space.process.pid}/ns/net").readlink()
+        found = []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                is_here = entry.name.isdecimal() and (entry / "ns" / "net").readlink() == here
+                if is_here and word in (entry / "cmdline").read_text().split("\0"):
+                    found.append(int(entry.name))
+        return found
+
     def write_key(self, name: str, key: asyncssh.SSHKey) -> None:
         """A private key, for this user only."""
         path = self.folder / name

@@ -1,6 +1,5 @@
 """Ranks on two hosts with a network of their own, reached by SSH: a link is cut, and both ends notice."""
 
-import contextlib
 import json
 import subprocess
 import time
@@ -10,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.hosts_stand_in import SILENCE_S, SLOTS, launcher_command
-from tests.lab import Lab, LabHost, why_not
+from tests.lab import Lab, why_not
 from tests.launched import environment
-from tests.stand_in import RANK, ROOT, TIMEOUT_S, command_of
+from tests.stand_in import RANK, ROOT, TIMEOUT_S
 
 REASON = why_not()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(REASON is not None, reason=str(REASON))]
@@ -25,18 +24,6 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
         yield made
     finally:
         made.close()
-
-
-def ranks_of(host: LabHost) -> list[int]:
-    """Processes of ranks, guards among them, in a host's network."""
-    here = Path(f"/proc/{host.space.process.pid}/ns/net").readlink()
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            is_there = entry.name.isdecimal() and (entry / "ns" / "net").readlink() == here
-            if is_there and RANK in command_of(int(entry.name)):
-                found.append(int(entry.name))
-    return found
 
 
 def test_a_cut_link_ends_the_ranks_on_both_sides(lab: Lab, tmp_path: Path) -> None:
@@ -56,13 +43,13 @@ def test_a_cut_link_ends_the_ranks_on_both_sides(lab: Lab, tmp_path: Path) -> No
             assert process.poll() is None and time.monotonic() < end_s, (tmp_path / "said").read_text()
             time.sleep(0.02)
         far = lab.hosts[1]
-        assert len(ranks_of(far)) >= SLOTS
+        assert len(far.processes(RANK)) >= SLOTS
         far.space.run("ip link set eth0 down\n")
         assert process.wait(TIMEOUT_S) == 1
         end_s = time.monotonic() + SILENCE_S + TIMEOUT_S
-        while ranks_of(far) and time.monotonic() < end_s:
+        while far.processes(RANK) and time.monotonic() < end_s:
             time.sleep(0.1)
-        assert ranks_of(far) == ranks_of(lab.hosts[0]) == []
+        assert far.processes(RANK) == lab.hosts[0].processes(RANK) == []
     finally:
         process.kill()
         process.wait()
