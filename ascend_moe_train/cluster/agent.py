@@ -162,6 +162,7 @@ class Agent:
                 self._send_states()
             for starter in self._starters:
                 if (ending := starter.ending()) is not None:
+                    self._hub.poll(0.0)  # the last that it said
                     self._channel.send(StarterEnded(name=ending[0], code=ending[1]))
                     self._starters.remove(starter)
                     break

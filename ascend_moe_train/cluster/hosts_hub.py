@@ -100,6 +100,7 @@ class HostEnd:
         self.ready: Ready | None = None
         self.refusal: str | None = None
         self.is_drained = True
+        self.noise = ""  # the last that what starts its ranks has said
         self.lost: str | None = None
         self.stacks: dict[int, str] | None = None
         link.socket.settimeout(_SEND_S)
@@ -124,8 +125,7 @@ class HostsHub(Closing):
         self._lines, self._silence_s = lines, silence_s
         self._selector = selectors.DefaultSelector()
         self._beat_s = 0.0
-        self._ended: tuple[str, int] | None = None
-        self._noise = ""
+        self._ended: tuple[HostEnd, StarterEnded] | None = None
         self.members: list[HostMember] = []
         self.hosts: list[HostEnd] = []
         for link, task in zip(links, tasks, strict=True):
@@ -155,7 +155,8 @@ class HostsHub(Closing):
             self._beat_s = now_s
             self._send_all(Beat())
         for host in self.hosts:
-            if host.lost is None and now_s - host.heard_s > self._silence_s:
+            # one that has not begun yet says nothing: how long that may take, who waits for it knows
+            if host.lost is None and host.ready is not None and now_s - host.heard_s > self._silence_s:
                 self._lose(host, f"nothing was heard of it for {self._silence_s:g} s")
 
     def start(self) -> None:
@@ -203,12 +204,15 @@ class HostsHub(Closing):
 
     def ending(self) -> tuple[str, int] | None:
         """See RanksStarter."""
-        return self._ended
+        if self._ended is None:
+            return None
+        host, ended = self._ended
+        return f"{ended.name} on host {host.name}", ended.code
 
     @property
     def last_words(self) -> str:
-        """See RanksStarter."""
-        return self._noise
+        """See RanksStarter: on the host where it ended."""
+        return "" if self._ended is None else self._ended[0].noise
 
     def kill(self) -> None:
         """See RanksStarter: agents do it."""
@@ -272,11 +276,11 @@ class HostsHub(Closing):
                 if (member := self._member(host, rank)) is not None:
                     self._lines.take(member, text, is_error=is_error)
             case Noise(text=text):
-                self._noise = text
-            case StarterEnded(name=name, code=code):
+                host.noise = text
+            case StarterEnded() as ended:
                 # MPI's proxies end with their ranks, one by one
-                if self._ended is None and (code != 0 or all(member.ending for member in host.members)):
-                    self._ended = (f"{name} on host {host.name}", code)
+                if self._ended is None and (ended.code != 0 or all(member.ending for member in host.members)):
+                    self._ended = host, ended
             case Stacks(texts=texts):
                 host.stacks = dict(texts)
             case _:
