@@ -159,16 +159,21 @@ def unknown_inline(text: str) -> list[str]:
 def _unknown_words(words: list[str]) -> Iterator[str]:
     """Verbs that are not there, and options that the verbs before them do not have."""
     command: click.Command = cli.amt
-    options = {"--help", "--version"}
+    takes_value = {"--help": False, "--version": False}  # by option
+    is_value = False
     with click.Context(cli.amt, info_name="amt") as context:
         for word in words:
-            if word.startswith("--"):
-                if word.partition("=")[0] not in options:
+            if is_value:
+                is_value = False
+            elif word.startswith("--"):
+                if word.partition("=")[0] not in takes_value:
                     yield f"no option {word}"
+                is_value = takes_value.get(word, False)
             elif isinstance(command, click.Group) and word.isalpha() and word.islower():
                 found: Any = command.get_command(context, word)
                 if found is None:
                     yield f"no verb {word}"
                     return
                 command = found
-                options |= {name for parameter in command.params for name in parameter.opts}
+                for parameter in command.params:
+                    takes_value |= dict.fromkeys(parameter.opts, not getattr(parameter, "is_flag", False))

@@ -6,9 +6,10 @@ import pytest
 
 from ascend_moe_train.errors import ConfigError
 from scripts.docs_commands import check_yaml, commands, complaint, unknown_inline, yaml_blocks
+from scripts.docs_hook import outside
 from scripts.docs_pages import ROOT, pages
 
-PAGES = [str(path.relative_to(ROOT)) for path in pages()]
+PAGES = sorted({path.relative_to(ROOT).as_posix() for path in pages()} | set(outside()))
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -28,7 +29,7 @@ def test_there_are_commands_and_run_files_to_check() -> None:
 
 
 SAMPLE = """\
-A page with `amt plann`, `amt plan sweep --wary x`, `parallel.zero`, `amt data prepare` and `data.train.0.path`.
+`amt plann`, `amt launch --starter msrun`, `amt plan sweep --wary x`, `parallel.zero`, `amt data`, `data.train.0.path`
 
     .venv/bin/amt launch --ranks 2 \\
         train run.yaml   # on two
