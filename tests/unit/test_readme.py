@@ -1,4 +1,5 @@
-"""The README's commands, typed one after the other in an empty folder, as a newcomer does. Training is cut short."""
+"""The README's commands, typed one after the other in an empty folder, as a newcomer does. Training is cut short, in
+one layer."""
 
 import os
 import shutil
@@ -11,7 +12,7 @@ from scripts.docs_commands import commands
 from scripts.docs_pages import ROOT
 from scripts.docs_regions import PROGRAMS
 
-SHORT = ("--set", "run.steps=4", "--set", "optim.warmup_steps=1")
+SHORT = ("--set", "run.steps=4", "--set", "optim.warmup_steps=1", "--set", "model.num_layers=1")
 # What `make demo` runs, and what stands for a user's own notes.
 FIRST = (
     ("amt", "data", "prepare", "--corpus", "python-stdlib", "--out", "corpora/stdlib", "--vocab-size", "2048"),
