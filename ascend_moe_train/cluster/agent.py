@@ -51,6 +51,7 @@ from ascend_moe_train.cluster.mpiexec import (
     rank_environment,
 )
 from ascend_moe_train.cluster.starter import StarterProcess, started
+from ascend_moe_train.cluster.verdict import PAUSE_S
 from ascend_moe_train.errors import ConfigError, UserError
 from ascend_moe_train.part import Part
 
@@ -147,10 +148,14 @@ class Agent:
         """Until the launcher says so. Raises GoneError, FrameError."""
         self._hub.listen(self._channel.source, self._obey)
         self._channel.send(Ready(host=socket.gethostname(), port=msrun.free_port()))
+        turn_s = time.monotonic()
         while not self._must_leave:
             self._hub.poll(_TICK_S)
-            self._channel.check()
             now_s = time.monotonic()
+            if now_s - turn_s > PAUSE_S:  # this host was stopped, and perhaps the launcher's with it
+                self._channel.heard_s += now_s - turn_s
+            turn_s = now_s
+            self._channel.check()
             if now_s - self._beat_s >= BEAT_S:
                 self._beat_s = now_s
                 self._channel.send(Beat())

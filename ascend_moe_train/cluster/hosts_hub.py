@@ -36,7 +36,7 @@ from ascend_moe_train.cluster.intake import LineSink
 from ascend_moe_train.cluster.links import Link, missing_interpreter
 from ascend_moe_train.cluster.member import Member
 from ascend_moe_train.cluster.stacks import MOST_RANKS, WITHIN_S
-from ascend_moe_train.cluster.verdict import Ending, RankView
+from ascend_moe_train.cluster.verdict import PAUSE_S, Ending, RankView
 from ascend_moe_train.part import Part
 
 OVERDUE_S = 3.0  # a host that has said nothing for so long may be lost
@@ -124,7 +124,7 @@ class HostsHub(Closing):
         now_s = time.monotonic()
         self._lines, self._silence_s = lines, silence_s
         self._selector = selectors.DefaultSelector()
-        self._beat_s = 0.0
+        self._beat_s, self._polled_s = 0.0, now_s
         self._ended: tuple[HostEnd, StarterEnded] | None = None
         self.members: list[HostMember] = []
         self.hosts: list[HostEnd] = []
@@ -151,11 +151,14 @@ class HostsHub(Closing):
         for key, _ in self._selector.select(timeout_s):
             self._read(key.data)
         now_s = time.monotonic()
+        pause_s, self._polled_s = now_s - self._polled_s, now_s
         if now_s - self._beat_s >= BEAT_S:
             self._beat_s = now_s
             self._send_all(Beat())
         for host in self.hosts:
-            # one that has not begun yet says nothing: how long that may take, who waits for it knows
+            if pause_s > PAUSE_S:  # the launcher was stopped, and perhaps all hosts with it
+                host.heard_s += pause_s
+            # an agent that is being started says nothing: for how long is up to who waits for it
             if host.lost is None and host.ready is not None and now_s - host.heard_s > self._silence_s:
                 self._lose(host, f"nothing was heard of it for {self._silence_s:g} s")
 
@@ -175,8 +178,6 @@ class HostsHub(Closing):
         """See RanksHub."""
         for member in self.members:
             member.forgive(pause_s)
-        for host in self.hosts:
-            host.heard_s += pause_s
 
     def kill_guards(self) -> None:
         """See RanksHub: an agent that leaves takes all with it, and one that does not is given up."""

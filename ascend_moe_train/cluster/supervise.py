@@ -20,6 +20,7 @@ from ascend_moe_train.cluster.starter import started
 from ascend_moe_train.cluster.variables import Starter
 from ascend_moe_train.cluster.verdict import (
     EXIT_STALLED,
+    PAUSE_S,
     Deadlines,
     Ending,
     RankView,
@@ -34,7 +35,6 @@ GRACE_S = 0.5  # from SIGTERM to SIGKILL
 LAST_GRACE_S = 3.0  # from there until guards that do not obey are killed
 STOP_GRACE_S = 5.0  # for the others once a rank has ended at SIGTERM without saving, which they then cannot either
 DRAIN_S = 1.0  # for what dead ranks have printed
-PAUSE_S = 2.0  # a turn of the loop that takes longer was stopped itself
 
 
 @dataclass(frozen=True, kw_only=True)

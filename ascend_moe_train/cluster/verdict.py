@@ -17,6 +17,7 @@ SAME_MOMENT_S = 0.3  # what else failed within this may have failed before
 SAME_MISTAKE_S = 2.0  # a user's mistake is met by all ranks, each in its own time
 DYING_S = 3.0  # what a rank that has given up may take to end
 EARLY_END_S = 1.0  # what ranks may differ by in their ends
+PAUSE_S = 2.0  # a turn of a loop that takes longer was stopped itself
 JOIN_S = 120.0  # what all processes together may take to start
 
 

@@ -41,16 +41,6 @@ def assert_same_end(run: LabRun, whole: Path) -> None:
     assert newest_state(run.run_dir) == newest_state(whole)
 
 
-def assert_nothing_lost(run: LabRun) -> None:
-    """Each start after a failure went on right behind the checkpoint that was the newest then."""
-    starts = run.starts()
-    by_name = {name: number for number, (name, _) in enumerate(starts)}
-    for failure in run.failures():
-        number = by_name.get(failure["start"])
-        if number is not None and starts[number + 1][1] is not None:
-            assert starts[number + 1][1] == 1 + (failure["checkpoint_step"] or 0), (failure, starts)
-
-
 def bad_hosts(run: LabRun) -> list[tuple[str, str]]:
     listed: dict[str, Any] = json.loads((run.run_dir / "logs" / "bad-hosts.json").read_text())
     return [(each["name"], each["why"]) for each in listed["hosts"]]
@@ -72,7 +62,7 @@ def test_a_killed_rank(lab: Lab, whole: Path, tmp_path: Path, small_corpus: Path
     assert (failure["first_failed"]["rank"], failure["host"], failure["lost_hosts"]) == (3, "h2", [])
     assert "error: rank 3 was killed by signal 9 (SIGKILL)" in run.said
     assert failure["checkpoint_step"] >= newest > 0
-    assert_nothing_lost(run)
+    run.assert_nothing_lost()
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -92,7 +82,7 @@ def test_a_cut_link(number: int, lab: Lab, whole: Path, tmp_path: Path, small_co
     assert failure["lost_hosts"] == [f"h{number}"]
     assert bad_hosts(run) == [(f"h{number}", "it was lost")]
     assert f"host h{number} is left out (it was lost; " in run.said and "h3 takes its place" in run.said
-    assert_nothing_lost(run)
+    run.assert_nothing_lost()
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -104,13 +94,13 @@ def test_a_stopped_host(number: int, lab: Lab, whole: Path, tmp_path: Path, smal
         stop_host(lab.hosts[number - 1])
         while not run.failures():
             run.pause()
-        run.wait_for_step(run.num_steps + 5)
+        run.wait_for_step(run.newest + 5)
         wake_host(lab.hosts[number - 1])
         assert run.wait() == 0, run.said
         assert ranks(lab.hosts[number - 1]) == {}
     assert_same_end(run, whole)
     assert bad_hosts(run) == [(f"h{number}", "it was lost")]
-    assert_nothing_lost(run)
+    run.assert_nothing_lost()
 
 
 def test_fewer_hosts(lab: Lab, whole: Path, tmp_path: Path, small_corpus: Path) -> None:
@@ -126,4 +116,28 @@ def test_fewer_hosts(lab: Lab, whole: Path, tmp_path: Path, small_corpus: Path) 
     assert "there is no spare: 1 are left" in run.said and "goes on with 1 hosts and --set " in run.said
     losses = [line["loss"] for line in metrics(run.run_dir)]
     assert losses == pytest.approx([line["loss"] for line in metrics(whole)], rel=WITHIN)
-    assert_nothing_lost(run)
+    run.assert_nothing_lost()
+
+
+def test_a_limit_of_time_and_a_stop_in_the_background(
+    lab: Lab, whole: Path, tmp_path: Path, small_corpus: Path
+) -> None:
+    folder, spare = tmp_path / "of", ("--spares", "1")
+    limit = ("run.time_limit_s=2000", "run.time_reserve_s=1999.9")  # over at the end of the first step
+    with LabRun(lab, folder, small_corpus, *STEPS, *limit, options=spare) as run:
+        assert run.wait() == 143, run.said
+        assert "stopped by run.time_limit_s 2000 after step 1, saved" in run.said and run.newest == 1
+    with LabRun(lab, folder, small_corpus, *STEPS, options=(*spare, "--detach")) as run:
+        assert run.wait() == 0 and "started in the background, process " in run.said
+        run.wait_for_step(8)
+        found = json.loads(run.done("status", "--json"))
+        assert (found["state"], found["exit_code"], found["failures"]) == ("running", None, 0)
+        assert run.done("stop") == "ended with exit code 143\n"
+        assert ranks(lab.hosts[0]) == ranks(lab.hosts[1]) == {}
+        found = json.loads(run.done("status", "--json"))
+        assert (found["state"], found["exit_code"], found["checkpoint_step"]) == ("ended", 143, found["step"])
+        assert f"stopped by SIGTERM after step {found['step']}, saved" in run.done("logs", "--lines", "1000")
+        assert "--- start " in run.done("logs", "--rank", "0", "--lines", "1000")
+    with LabRun(lab, folder, small_corpus, *STEPS, options=spare) as run:
+        assert run.wait() == 0, run.said
+    assert_same_end(run, whole)
