@@ -75,7 +75,8 @@ def find_origin(
     Runs the forward pass once more, with the weights that the failed step left as they were, in `num_passes` parts of
     the batch, as many on all ranks; `site` is this rank's place in a pipeline.
     """
-    weight = next((name for name, p in model.weights() if not np.isfinite(p.asnumpy()).all()), None)
+    where = f" on rank {ranks.comm.rank}" if ranks.mesh.world_size > 1 else ""
+    weight = next((f"{name}{where}" for name, p in model.weights() if not np.isfinite(p.asnumpy()).all()), None)
     if (found := ranks.first_of(weight)) is not None:
         return f"weight {found}"
     probes = [_Probe(chunk) for chunk in chunks_of(model, site)]
@@ -85,7 +86,7 @@ def find_origin(
         inputs = (tokens, segment, position, ms.Tensor(np.array([noise_seed], np.int32)))
         rows = f"sequence {first}" if size == 1 else f"sequences {first} to {first + size - 1}"
         by_depth = [
-            (virtual_stage, f"{probe.places[int(np.argmin(flags))]} ({rows} of the batch)")
+            (virtual_stage, f"{probe.places[int(np.argmin(flags))]} ({rows} of the batch){where}")
             for probe, (virtual_stage, flags) in zip(probes, through_stages(probes, site, inputs), strict=True)
             if not flags.all()
         ]

@@ -16,6 +16,7 @@ from ascend_moe_train.parallel.queued import QueuedComm
 from ascend_moe_train.parallel.slow import SlowComm
 from ascend_moe_train.parallel.spans import Spans, TimedComm
 from ascend_moe_train.parallel.watched import WatchedComm
+from ascend_moe_train.train.same_config import check_same_config
 
 if TYPE_CHECKING:
     from ascend_moe_train.parallel.mpi import MpiComm
@@ -93,8 +94,8 @@ def alone(config: RunConfig) -> Ranks:
 
 
 def join(config: RunConfig) -> Ranks:
-    """Meets the other ranks, if `amt launch` started this process with some. Raises ConfigError: they do not fit;
-    TrainingError: a device that is not there."""
+    """Meets the other ranks, if `amt launch` started this process with some. Raises ConfigError: they do not fit, or
+    have not all the same configuration; TrainingError: a device that is not there."""
     if run_id() is None:
         return alone(config)
     return _by_msrun(config) if is_by_msrun() else _by_mpi(config)
@@ -162,6 +163,7 @@ def _on_call(verb: str, group_name: str, number: int, done: bool) -> None:
 
 
 def _ranks(config: RunConfig, comm: Comm, device: Collectives | None = None, spans: Spans | None = None) -> Ranks:
+    check_same_config(config, comm)
     mesh = mesh_of(config, comm.world.size)
     return Ranks(
         comm=comm,
