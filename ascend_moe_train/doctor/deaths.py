@@ -12,6 +12,7 @@ VICTIM_LEVEL = 15  # a rank that ended first, but by its own log only because of
 GENERAL_LEVEL = 56  # of an exception that general words explain
 
 _EXIT_RULES = ("ms-worker-exit", "elastic-failed", "elastic-exit")
+_REPEATERS = ("", "the launcher")
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 
@@ -21,7 +22,7 @@ def ended_first(evidence: Evidence, book: RuleBook) -> list[Hypothesis]:
         code = _exit_code(event)
         if code is None or code == 0:
             continue
-        rank = _rank(event, evidence)
+        rank = exited_rank(event, evidence)
         ranks = () if rank is None else (rank,)
         pid = event.values.get("pid", "")
         who = f"process {pid}" if pid else "a process"
@@ -30,9 +31,9 @@ def ended_first(evidence: Evidence, book: RuleBook) -> list[Hypothesis]:
             return inferred(
                 book, "crashed", CRASHED_LEVEL, [event], ranks=ranks, who=who, values={"signal": str(number)}
             )
-        if number in (signal.SIGKILL, signal.SIGTERM):
-            return inferred(book, "killed", KILLED_LEVEL, [event], ranks=ranks, who=who, values={"signal": str(number)})
         own = [each for each in evidence.events if rank is not None and each.actor.rank == rank]
+        if number in (signal.SIGKILL, signal.SIGTERM) and all(e.rule.id != "ms-told-to-end" for e in own):
+            return inferred(book, "killed", KILLED_LEVEL, [event], ranks=ranks, who=who, values={"signal": str(number)})
         is_victim = bool(own) and any(e.rule.role == "symptom" for e in own) and not any(map(is_cause, own))
         level = VICTIM_LEVEL if is_victim else EXITED_LEVEL if ranks else UNKNOWN_EXITED_LEVEL
         return inferred(
@@ -51,7 +52,7 @@ def _exit_code(event: Event) -> int | None:
     return int(text) if text.lstrip("-").isdecimal() and len(text) < 6 else None
 
 
-def _rank(event: Event, evidence: Evidence) -> int | None:
+def exited_rank(event: Event, evidence: Evidence) -> int | None:
     """The rank that ended: named, or by its process number, or else by the order in which msrun starts them."""
     if event.rule.id == "elastic-failed":
         return event.value("rank")
@@ -102,8 +103,11 @@ def direct(evidence: Evidence, book: RuleBook) -> list[Hypothesis]:
 
 
 def _together(found: Iterable[Hypothesis]) -> list[Hypothesis]:
-    """What our supervisor says of a rank counts less than what that rank says itself."""
-    hypotheses = list(found)
+    """What our supervisor says of a rank counts less than what that rank says itself, and so does what a launcher or
+    nobody known repeats of it."""
+    every = list(found)
+    of_ranks = {h.rule.id for h in every if h.ranks}
+    hypotheses = [h for h in every if h.ranks or h.who not in _REPEATERS or h.rule.id not in of_ranks]
     causes = {h.ranks for h in hypotheses if h.rule.role == "cause" and h.level >= 50 and h.ranks}
     return [h for h in hypotheses if not (h.rule.id in ("amt-failed", "amt-mistake") and h.ranks in causes)]
 

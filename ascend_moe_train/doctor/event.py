@@ -71,9 +71,9 @@ class Event:
 
 @dataclass(kw_only=True, slots=True)
 class Scanned:
-    """What one source holds. `ranks` are those its lines claim for themselves; `steps` are (step, moment) near its end;
-    `counts` how often each rule matched; `is_cut` whether its last line has no end; `start` names the start of the run
-    that it ends with."""
+    """What one source holds. `ranks` are those its lines claim for themselves; `steps` are (step, moment) near its end,
+    `losses` (step, line, figures); `counts` how often each rule matched; `is_cut` whether its last line has no end;
+    `start` names the start of the run that it ends with."""
 
     name: str
     actor: Actor
@@ -81,7 +81,7 @@ class Scanned:
     counts: dict[str, int] = field(default_factory=dict)
     pids: dict[int, int] = field(default_factory=dict)
     steps: list[tuple[int, Moment | None]] = field(default_factory=list)
-    losses: list[tuple[int, Mapping[str, float]]] = field(default_factory=list)
+    losses: list[tuple[int, int, Mapping[str, float]]] = field(default_factory=list)
     first: Moment | None = None
     last: Moment | None = None
     last_text: str = ""

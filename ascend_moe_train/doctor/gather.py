@@ -31,8 +31,11 @@ def gather(sources: Sequence[Scanned]) -> Evidence:
     near_s = common_day([e.moment for source in sources for e in source.events if e.moment is not None])
     near_s = near_s if near_s is not None else common_day([s.last for s in sources if s.last is not None])
     events = []
+    said = {(e.rule.id, e.text) for source in sources if source.actor.part != "launcher" for e in source.events}
     for source in sources:
         for event in source.events:
+            if source.actor.part == "launcher" and (event.rule.id, event.text) in said:
+                continue  # msrun and others repeat what their processes print
             actor = _resolved(event.actor, source, ranks_of[source.name], pids)
             at_s = on_one_scale(event.moment, near_s) if event.moment is not None else None
             shifted = at_s - offsets_s.get(source.name, 0.0) if at_s is not None else None
@@ -103,7 +106,9 @@ def _claim(event: Event, source_rank: int | None) -> tuple[int | None, int | Non
     """The process and the rank that a line shows to be one."""
     if event.rule.id == "elastic-failed":
         return event.value("pid"), event.value("rank")
-    if event.actor.part in ("scheduler", "launcher", "kernel", "tool"):
+    if event.actor.part == "launcher":  # which repeats what a rank printed
+        return event.actor.pid, event.value("rank") if event.rule.id == "f-this-node" else None
+    if event.actor.part in ("scheduler", "kernel", "tool"):
         return None, None
     if event.actor.rank is not None or source_rank is not None:
         return event.actor.pid, event.actor.rank if event.actor.rank is not None else source_rank
@@ -112,7 +117,9 @@ def _claim(event: Event, source_rank: int | None) -> tuple[int | None, int | Non
 
 def _resolved(actor: Actor, source: Scanned, rank: int | None, pids: Mapping[int, int]) -> Actor:
     """Who wrote a line, with the rank that it has by its source or its process."""
-    if actor.rank is not None or actor.part in ("scheduler", "launcher", "kernel", "tool"):
+    if actor.rank is not None or actor.part in ("scheduler", "kernel", "tool"):
+        return actor
+    if actor.part == "launcher" and actor.pid not in pids:
         return actor
     own = rank if rank is not None else pids.get(actor.pid) if actor.pid is not None else None
     if own is None and source.actor.pid is not None:
@@ -142,7 +149,8 @@ def _offsets(sources: Sequence[Scanned]) -> dict[str, float]:
     """
     times: dict[int, dict[str, float]] = defaultdict(dict)
     for source in sources:
-        for step, moment in source.steps:
+        steps = source.steps if source.actor.part != "launcher" else ()  # which has those of several ranks
+        for step, moment in steps:
             if moment is not None and moment.kind == "full":
                 times[step][source.name] = moment.seconds
     ahead: dict[str, list[float]] = defaultdict(list)

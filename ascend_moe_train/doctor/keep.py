@@ -15,7 +15,8 @@ LAUNCHER_LOG = "launcher.log"
 def kept_verdict(run_dir: Path, log_folder: Path, run_id: str, message: str) -> str | None:
     """Keeps what the launcher said of a failure, and the doctor's verdict on it and on all logs.
 
-    Returns one line, None where the doctor found nothing. Raises OSError: nothing can be written.
+    Returns one line, None where the doctor found nothing, or nothing beyond a mistake in the configuration that the
+    message's only line tells. Raises OSError: nothing can be written.
     """
     log_folder.mkdir(parents=True, exist_ok=True)
     with (log_folder / LAUNCHER_LOG).open("a", encoding="utf-8", errors="backslashreplace") as file:
@@ -25,7 +26,7 @@ def kept_verdict(run_dir: Path, log_folder: Path, run_id: str, message: str) -> 
     book, path = rule_book(), log_folder / VERDICT_NAME
     write_text_whole(path, json.dumps(as_json(verdict, book), indent=2, ensure_ascii=False))
     cause = verdict.cause
-    if cause is None:
+    if cause is None or ("\n" not in message and cause.rule.group == "config_env"):
         return None
     means = cause.filled(cause.rule.words("en").means)
     remedies = filled_remedies(cause, verdict, book)

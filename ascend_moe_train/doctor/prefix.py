@@ -18,6 +18,7 @@ _RANK = re.compile(
 )
 # our launcher, of what a rank said before it ended (docs/launch.md)
 _TOLD = re.compile(r"error: rank (?P<rank>\d{1,6})(?: on [\w.\-:]{1,80})? in step \d{1,12}: ")
+_FAILED = re.compile(r"error: rank (?P<rank>\d{1,6})(?: on [\w.\-:]{1,80})? failed ")  # the same, of an exception
 _NODE = re.compile(r"\[?(?P<host>(?:node|worker|host)[ _\-]?\d{1,5})\]?: ")
 _MPI = re.compile(r"\[\d{1,4},(?P<rank>\d{1,6})\](?:<std(?:out|err)>)?:? ?")
 _LEVEL = re.compile(r"\[(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL|EVENT|EXCEPTION)\] ?")
@@ -89,6 +90,8 @@ def split(line: str, actor: Actor) -> tuple[Actor, str, str]:
         node = found.groupdict().get("node")
         actor = replace(actor, part="rank", rank=int(found["rank"]), host=f"node {node}" if node else actor.host)
         line = line[found.end() :]
+    elif (found := _FAILED.match(line)) is not None:
+        actor = replace(actor, part="rank", rank=int(found["rank"]))
     elif (found := _NODE.match(line)) is not None:
         actor = replace(actor, host=found["host"])
         line = line[found.end() :]

@@ -27,9 +27,12 @@ MAX_WIDE_BYTES = 256 * 2**20  # of UTF-16, which is read whole
 BLOCK_BYTES = 4 * 2**20
 METRICS_NAME = "metrics.jsonl"
 VERDICT_NAME = "doctor.json"
+FAILURE_NAME = "failure.json"  # of the evidence of a failure: says again what the launcher's log does
 # What our own runs and checkpoints have beside logs: figures, versions, texts that a model made up.
 _TABLES = "ASCEND_PROFILER_OUTPUT"  # a folder of figures, which `amt profile` reads
-_OWN_NAMES = frozenset({METRICS_NAME, VERDICT_NAME, "run.json", "tokenizer.json", "manifest.json", "sample.txt"})
+_OWN_NAMES = frozenset(
+    {METRICS_NAME, VERDICT_NAME, FAILURE_NAME, "run.json", "tokenizer.json", "manifest.json", "sample.txt"}
+)
 
 _NO_LOGS = frozenset(
     {

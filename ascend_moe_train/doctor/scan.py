@@ -130,7 +130,7 @@ class _Scanner:
         actor, level, text = split(whole, self._actor)
         matches = self._matcher.matches(text, level)
         if "loss" in whole.lower():
-            self._losses(whole)
+            self._losses(whole, number)
         if not matches:
             self._num_plain += 1
             return
@@ -183,7 +183,7 @@ class _Scanner:
         else:
             self._last_events[rule.id] = event
 
-    def _losses(self, line: str) -> None:
+    def _losses(self, line: str, number: int) -> None:
         """Figures of a step, as MindFormers and Megatron print them; without a step they are no record."""
         fields = {
             _NAMES.get(name.lower(), name.lower().replace(" ", "_")): value for name, value in _FIELD.findall(line)
@@ -194,7 +194,7 @@ class _Scanner:
             figures = {name: float(value) for name, value in fields.items()}
         except ValueError:
             return
-        self.found.losses.append((int(figures.pop("step")), figures))
+        self.found.losses.append((int(figures.pop("step")), number, figures))
 
 
 def _continues_a_warning(block: bytes, start: int) -> bool:

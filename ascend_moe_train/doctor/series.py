@@ -86,12 +86,17 @@ def _number(value: Any) -> float | None:
 
 
 def log_series(sources: Iterable[Scanned], ranks: Mapping[str, int | None]) -> list[Series]:
-    """The figures that logs of MindFormers, Megatron and the like print for steps."""
+    """The figures that logs of MindFormers, Megatron and the like print for steps; of a launcher that repeats what its
+    ranks print, only where there are no logs of ranks."""
     found = []
-    for source in sources:
+    every = list(sources)
+    has_ranks = any(source.losses and ranks.get(source.name) is not None for source in every)
+    for source in every:
+        if has_ranks and source.actor.part == "launcher":
+            continue
         rows: dict[int, Row] = {}
-        for step, figures in source.losses:
-            rows[step] = Row(step=step, figures=_scaled(figures))
+        for step, line, figures in source.losses:
+            rows[step] = Row(step=step, figures=_scaled(figures), line=line)
         if rows:
             found.append(
                 Series(source=source.name, rows=[rows[step] for step in sorted(rows)], rank=ranks.get(source.name))

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 
 from ascend_moe_train.doctor.event import Actor, Event, Place
@@ -22,16 +23,16 @@ DROP_SHARE = 0.1
 SLOWER, LARGER = 1.3, 1.3
 STUCK = 1e-6
 APART = 1e-3
-NAN_LEVEL, STORM_LEVEL, SUSPECT_LEVEL, APART_LEVEL = 66, 64, 46, 58
+NAN_LEVEL, STORM_LEVEL, SUSPECT_LEVEL, APART_LEVEL = 68, 64, 46, 58
 
 Check = Callable[[Series, RuleBook], list[Hypothesis]]
 
 
 def training(series: Sequence[Series], book: RuleBook) -> list[Hypothesis]:
     """What the figures of all sources show."""
-    checks: tuple[Check, ...] = (_not_finite, _storm, _jump, _rise, _norm, _experts, _stuck, _drops, _slower, _larger)
+    checks: tuple[Check, ...] = (_storm, _jump, _rise, _norm, _experts, _stuck, _drops, _slower, _larger)
     found = [each for one in series for check in checks for each in check(one, book)]
-    return [*found, *_apart(series, book)]
+    return [*_not_finite(series, book), *found, *_apart(series, book)]
 
 
 def _event(series: Series, row: Row, book: RuleBook, code: str, *names: str) -> list[Event]:
@@ -56,18 +57,29 @@ def _values(rows: Sequence[Row], name: str) -> list[float]:
     return [row.figures[name] for row in rows if name in row.figures and math.isfinite(row.figures[name])]
 
 
-def _not_finite(series: Series, book: RuleBook) -> list[Hypothesis]:
-    """The first step of the loss, or of the norm where nothing is scaled; at the end of a run it is what ended it."""
-    rows = series.rows
-    for row in rows:
+def _not_finite(series: Sequence[Series], book: RuleBook) -> list[Hypothesis]:
+    """The first step of all at which a loss is not finite, or a norm where nothing is scaled, and the rank that it is
+    on, unless it comes to several at once; at the end of a run it is what ended it."""
+    lost = [(each, row, name) for each in series if (found := _first_lost(each)) is not None for row, name in [found]]
+    if not lost:
+        return []
+    first = min(row.step for _, row, _ in lost)
+    began = [each for each in lost if each[1].step == first]
+    one, row, name = began[0]
+    scale = row.figures.get("loss_scale", math.nan)
+    where = f" (loss scale {scale:g})" if math.isfinite(scale) else ""
+    is_last = any(_is_lost(each, name) for each in one.rows[-3:])
+    level = NAN_LEVEL if is_last else SUSPECT_LEVEL
+    told = _told(one, row, book, "nan-began", level, ["loss", "grad_norm", "lr"], name=name, where=where)
+    return told if len(began) == 1 else [replace(each, ranks=()) for each in told]
+
+
+def _first_lost(series: Series) -> tuple[Row, str] | None:
+    for row in series.rows:
         name = next((name for name in ("loss", "grad_norm") if _is_lost(row, name)), None)
         if name is not None:
-            scale = row.figures.get("loss_scale", math.nan)
-            where = f" (loss scale {scale:g})" if math.isfinite(scale) else ""
-            is_last = any(_is_lost(each, name) for each in rows[-3:])
-            level = NAN_LEVEL if is_last else SUSPECT_LEVEL
-            return _told(series, row, book, "nan-began", level, ["loss", "grad_norm", "lr"], name=name, where=where)
-    return []
+            return row, name
+    return None
 
 
 def _is_lost(row: Row, name: str) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from ascend_moe_train.doctor.clocks import clocks_apart
 from ascend_moe_train.doctor.deaths import direct
 from ascend_moe_train.doctor.event import Event, Evidence
 from ascend_moe_train.doctor.figures import figures
@@ -41,7 +42,7 @@ class Verdict:
 def judge(evidence: Evidence, book: RuleBook, more: Sequence[Hypothesis] = ()) -> Verdict:
     """The verdict on all evidence; `more` is what was concluded elsewhere, such as from the figures of training."""
     found = [*direct(evidence, book), *figures(evidence, book), *meeting(evidence, book), *more]
-    found += waiting(evidence, book)
+    found += [*waiting(evidence, book), *clocks_apart(evidence, book)]
     if not found and (wrappers := evidence.of_role("wrapper")):
         found = [_only_seen(wrappers[0])]
     ordered = _ordered(_corroborated(found))

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ascend_moe_train.doctor.clock import shown_time
+from ascend_moe_train.doctor.deaths import exited_rank
 from ascend_moe_train.doctor.event import Event, Evidence
 from ascend_moe_train.doctor.hypothesis import Hypothesis, inferred
 from ascend_moe_train.doctor.rule import RuleBook
@@ -251,15 +252,27 @@ def suspect(
     """What became of the rank that others wait for: it ended well, is busy, stopped without a word, or is not here."""
     own = [event for event in evidence.events if event.actor.rank == rank]
     facts = [event for event in own if event.rule.id == "finished" or event.rule.id.startswith("busy-")]
-    if facts and facts[-1].rule.id == "finished":
-        return inferred(book, "uneven-steps", CHAIN_LEVEL, [facts[-1], *events], ranks=[rank])
+    ended_well = [e for e in evidence.of("f-unregistered") if e.value("node") == rank]
+    if ended_well or (facts and facts[-1].rule.id == "finished"):
+        return inferred(book, "uneven-steps", CHAIN_LEVEL, [*(ended_well or facts[-1:]), *events], ranks=[rank])
     if facts:
         what = facts[-1].rule.id.removeprefix("busy-")
         return inferred(book, "busy", CHAIN_LEVEL, [facts[-1], *events], ranks=[rank], values={"what": what})
     named = [e for e in evidence.of("ms-node-timeout") if e.value("node") == rank]
+    if (code := _outlived(rank, bool(named), evidence)) is not None:
+        return inferred(book, code, CHAIN_LEVEL, [*named[:1], *events], ranks=[rank])
     if named or (rank in evidence.by_rank and any(map(_is_launch_failure, events))):
         return inferred(book, "vanished", CHAIN_LEVEL, [*named[:1], *events], ranks=[rank])
     return inferred(book, fallback, CHAIN_LEVEL if fallback == "chain-end" else ABSENT_LEVEL, events, ranks=[rank])
+
+
+def _outlived(rank: int, is_missed: bool, evidence: Evidence) -> str | None:
+    """What msrun and its scheduler together tell of a rank without a word, where another ended first: msrun would have
+    seen it end, so it was there, and either stood still or did not come in time. None without both."""
+    ended = [exited_rank(event, evidence) for event in evidence.of("ms-worker-exit")]
+    if not ended or None in ended or rank in ended or all(s.actor.part != "scheduler" for s in evidence.sources):
+        return None
+    return "frozen" if is_missed else "slow-rank"
 
 
 def _same(waits: Waits, evidence: Evidence, book: RuleBook) -> list[Hypothesis]:
