@@ -118,7 +118,7 @@ def _doctored(job: "Started", message: str, run_dir: Path) -> str | None:
     """The doctor's verdict on a failure, kept with the logs, in one line; None where it has nothing to add."""
     from ascend_moe_train.doctor.keep import kept_verdict
 
-    if job.log_folder is None or "\n" not in message:
+    if job.log_folder is None:
         return None
     # a failure is told already: whatever goes wrong here must not take its place
     with contextlib.suppress(Exception):

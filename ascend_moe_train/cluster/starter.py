@@ -28,8 +28,9 @@ class StarterProcess:
 
     @property
     def last_words(self) -> str:
-        """The last that it said."""
-        return self.noise[-1] if self.noise else ""
+        """See RanksStarter."""
+        *before, last = self.noise or [""]
+        return "\n".join([last, *before])
 
     def kill(self) -> None:
         """Ends it by force."""

@@ -140,7 +140,7 @@ class RanksStarter(Protocol):
 
     @property
     def last_words(self) -> str:
-        """The last that it said; empty if nothing."""
+        """The last line that it said, and below that the lines before; empty if it said nothing."""
 
     def kill(self) -> None:
         """Ends it by force."""

@@ -298,7 +298,7 @@ def test_an_mpiexec_that_starts_nothing_is_an_error() -> None:
     job = Job(
         ranks=2,
         starter="mpiexec",
-        command=[sys.executable, "-c", "import sys; print('no such host'); sys.exit(3)"],
+        command=[sys.executable, "-c", "import sys; print('I try'); print('no such host'); sys.exit(3)"],
         environment={},
         deadlines=DEADLINES,
         control=f"ascend-moe-train-test-{time.monotonic_ns()}",
@@ -307,7 +307,7 @@ def test_an_mpiexec_that_starts_nothing_is_an_error() -> None:
     )
     outcome = supervise(job, NoScreen())
     assert outcome.exit_code == 3
-    assert outcome.message == "error: mpiexec ended with exit code 3 before its ranks did: no such host"
+    assert outcome.message == "error: mpiexec ended with exit code 3 before its ranks did: no such host\nI try"
     assert signal.getsignal(signal.SIGTERM) is before
 
 
