@@ -5,43 +5,20 @@ docs/doctor-accuracy.md. "Without its own rule" is leave-one-out: the rule that 
 next best answer counts. A case is right when the kind of cause is.
 """
 
-import io
-import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from ascend_moe_train.doctor.diagnose import scan_stream, verdict_of
 from ascend_moe_train.doctor.matcher import Matcher
-from ascend_moe_train.doctor.reading import Source
 from ascend_moe_train.doctor.rule import RuleBook, rule_book
 from ascend_moe_train.doctor.verdict import Verdict
+from scripts.doctor_case import Case, cases, diagnosed, is_right, share
+from scripts.doctor_herrings import Herring, herring_lines, herring_texts, herrings
 
 PAGE = Path(__file__).parents[1] / "docs" / "doctor-accuracy.md"
 CONFIDENCES = ("high", "medium", "low")
-
-# Kinds that name the same from another side: what a rank raised in its program, and that its peers saw it crash.
-ALSO_RIGHT: Mapping[str, frozenset[str]] = {"peer_crash": frozenset({"program"})}
-
-Files = list[tuple[str, str]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """Logs by the names of their files; the kind of cause, and the ranks that failed first (None where nobody is to be
-    named) and that are only victims."""
-
-    name: str
-    files: Files
-    group: str
-    confidence: str
-    first: frozenset[int] | None = None
-    victims: frozenset[int] = frozenset()
-    is_multi: bool = False
-    first_is_scheduler: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,54 +33,6 @@ class Score:
     is_herring: bool
 
 
-def cases(folder: Path) -> list[Case]:
-    """All cases of a folder."""
-    single = json.loads((folder / "cases.json").read_text(encoding="utf-8"))["cases"]
-    multi = json.loads((folder / "multi_rank.json").read_text(encoding="utf-8"))["cases"]
-    found = [
-        Case(
-            name=each["id"],
-            files=[("case.log", f"{each['log']}\n")],
-            group=each["group"],
-            confidence=each["confidence"],
-        )
-        for each in single
-    ]
-    return [*found, *map(_multi, multi)]
-
-
-def _multi(each: Mapping[str, Any]) -> Case:
-    first = each["first_failing_rank"]
-    listed = first if isinstance(first, list) else [first]
-    victims = each["victims"] if isinstance(each["victims"], list) else []
-    return Case(
-        name=each["id"],
-        files=list(_files(each["ranks"])),
-        group=each["group"],
-        confidence=each["confidence"],
-        first=None if first is None else frozenset(rank for rank in listed if isinstance(rank, int)),
-        victims=frozenset(victims),
-        is_multi=True,
-        first_is_scheduler=first == "scheduler",
-    )
-
-
-def _files(ranks: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    for number, each in enumerate(ranks):
-        rank = each["rank"]
-        name = f"rank_{rank}.log" if isinstance(rank, int) else f"{number}_{str(rank).replace(' ', '_')}.log"
-        folder = f"{each['node']}/" if each.get("node") else ""
-        yield f"{folder}{name}", f"{each['log']}\n"
-
-
-def diagnosed(files: Files, book: RuleBook, rules: Matcher) -> Verdict:
-    """The verdict on texts under the names of their files."""
-    scanned = [
-        scan_stream(Source(name=name, size_bytes=len(text)), io.BytesIO(text.encode()), rules) for name, text in files
-    ]
-    return verdict_of(scanned, book)
-
-
 def scored(case: Case, book: RuleBook, rules: Matcher) -> Score:
     """A case, judged, and once more without the rule that decided it."""
     verdict = diagnosed(case.files, book, rules)
@@ -116,16 +45,11 @@ def scored(case: Case, book: RuleBook, rules: Matcher) -> Score:
     return Score(
         case=case,
         verdict=verdict,
-        is_right=_is_right(case, verdict),
-        is_right_without=_is_right(case, without),
+        is_right=is_right(case, verdict),
+        is_right_without=is_right(case, without),
         is_rank_right=_is_rank_right(case, verdict),
         is_herring=is_wrapped or bool(verdict.is_decided and ranks & case.victims),
     )
-
-
-def _is_right(case: Case, verdict: Verdict) -> bool:
-    group = "benign" if verdict.cause is None else verdict.cause.rule.group
-    return group == case.group or group in ALSO_RIGHT.get(case.group, frozenset())
 
 
 def _is_rank_right(case: Case, verdict: Verdict) -> bool:
@@ -140,12 +64,7 @@ def _is_of_a_line(verdict: Verdict) -> bool:
     return verdict.cause is not None and not verdict.cause.rule.is_inferred
 
 
-def share(flags: Sequence[bool]) -> str:
-    """Such as `59 of 61 (97 %)`."""
-    return f"{sum(flags)} of {len(flags)} ({sum(flags) / len(flags):.0%})" if flags else "-"
-
-
-def page(scores: Sequence[Score]) -> str:
+def page(scores: Sequence[Score], found: Sequence[Herring]) -> str:
     """The page as Markdown."""
     lines = [
         "# How often `amt doctor` is right",
@@ -182,7 +101,7 @@ def page(scores: Sequence[Score]) -> str:
         "",
         "Not right: " + (", ".join(f"{each.case.name} ({each.case.confidence})" for each in missed) or "none"),
     ]
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, "", *herring_lines(found), ""])
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -192,7 +111,10 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     book = rule_book()
     rules = Matcher(book)
-    text = page([scored(case, book, rules) for case in cases(Path(arguments[0]))])
+    folder = Path(arguments[0])
+    known = cases(folder)
+    found = list(herrings(known, herring_texts(folder), book, rules))
+    text = page([scored(case, book, rules) for case in known], found)
     PAGE.write_text(text, encoding="utf-8")
     print(text)
     return 0

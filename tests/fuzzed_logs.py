@@ -22,7 +22,7 @@ from ascend_moe_train.doctor.page import page
 from ascend_moe_train.doctor.rule import LANGS, rule_book
 from ascend_moe_train.doctor.words import as_json, verdict_lines
 from ascend_moe_train.errors import UserError
-from scripts.doctor_accuracy import cases
+from scripts.doctor_case import cases
 from tests.healthy import healthy_log
 
 Draw = random.Random
@@ -172,7 +172,7 @@ def own_texts() -> list[bytes]:
 
 
 def texts_of(folder: Path) -> list[bytes]:
-    """Logs of cases (scripts/doctor_accuracy.py)."""
+    """Logs of cases (scripts/doctor_case.py)."""
     return [text.encode() for case in cases(folder) for _, text in case.files]
 
 

@@ -14,6 +14,7 @@ MAX_MEM_BYTES = 256 * 2**20  # of RE2's automaton, beyond which it would be slow
 EXCEPTION = "@exception"  # pseudo codes: rules for what no other rule knows
 COMM_EXCEPTION = "@comm-exception"
 ERROR = "@error"
+VAGUE = "general-timeout"
 
 _ANY_ERROR = (
     r"\[(?:ERROR|CRITICAL|EXCEPTION)\]",
@@ -90,11 +91,12 @@ class Matcher:
         special = [match for match in found if match.rule.role != "fact" and not is_general(match.rule)]
         if any(match.rule.role != "wrapper" for match in special):
             return [*facts, *special]
-        if (facts and not special) or text.lstrip().startswith(_ADVICE):
+        is_setup = bool(facts) and not special and self._code.search(text) is None
+        if is_setup or text.lstrip().startswith(_ADVICE):
             return [*facts, *special]
         words = self._words([match for match in found if is_general(match.rule)], text, level)
         if special:  # a wrapper says nothing, but what it passes on may
-            return [*facts, *special, *(match for match in words if match.rule.level)]
+            return [*facts, *special, *words]
         return self._general(words, text, level)
 
     def _words(self, found: list[Match], text: str, level: str) -> list[Match]:
@@ -106,7 +108,7 @@ class Matcher:
         if said != text:
             found = [match for match in self._found(said) if is_general(match.rule)]
         worded = [match for match in found if not match.rule.is_inferred]
-        return [max(worded or found, key=lambda match: match.rule.level)] if found else []
+        return [max(worded or found, key=_says_most)] if found else []
 
     def _general(self, found: list[Match], text: str, level: str) -> list[Match]:
         """What general words say of a line, and that it is an exception or an error, if it is one."""
@@ -152,6 +154,11 @@ class Matcher:
             return None
         rules = self._book.by_code.get(code) or self._book.by_code.get(ERROR if level else code, ())
         return Match(rule=rules[0], values=values) if rules else None
+
+
+def _says_most(match: Match) -> tuple[int, bool]:
+    """A timeout says less than anything else that is seen."""
+    return match.rule.level, match.rule.id != VAGUE
 
 
 def _family(code: str) -> str:

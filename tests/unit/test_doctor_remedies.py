@@ -21,20 +21,26 @@ REMEDIES = {remedy.do: remedy for rule in BOOK.rules.values() if rule.role != "f
 
 # Of Linux, and of the drivers and tools of Ascend, NVIDIA and MindSpore.
 PROGRAMS = frozenset(
-    """ascend-dmi cat chronyc df dmesg docker env find firewall-cmd fuser grep hccn_tool hostnamectl ibstat id ip
+    re.findall(
+        r"\S+",
+        """ascend-dmi cat chronyc df dmesg docker env find firewall-cmd fuser grep hccn_tool hostnamectl ibstat id ip
     journalctl kill ls msrun nc npu-smi nvidia-smi pip ps py-spy python sort source ss ssh-copy-id sysctl ulimit
-    which""".split()
+    which""",
+    )
 )
 # Documented for CANN 8 and 9 (HCCL, log and runtime pages), MindSpore 2.10, torch_npu, PyTorch, NCCL and Python.
 VARIABLES = frozenset(
-    """ACL_DEVICE_SYNC_TIMEOUT ASCEND_GLOBAL_EVENT_ENABLE ASCEND_GLOBAL_LOG_LEVEL ASCEND_HOME_PATH
+    re.findall(
+        r"\S+",
+        """ACL_DEVICE_SYNC_TIMEOUT ASCEND_GLOBAL_EVENT_ENABLE ASCEND_GLOBAL_LOG_LEVEL ASCEND_HOME_PATH
     ASCEND_LAUNCH_BLOCKING ASCEND_RT_VISIBLE_DEVICES CUDA_LAUNCH_BLOCKING GLOO_SOCKET_IFNAME HCCL_BUFFSIZE
     HCCL_CONNECT_TIMEOUT HCCL_ENTRY_LOG_ENABLE HCCL_EXEC_TIMEOUT HCCL_IF_BASE_PORT HCCL_IF_IP
     HCCL_INTRA_PCIE_ENABLE HCCL_INTRA_ROCE_ENABLE HCCL_LOGIC_SUPERPOD_ID HCCL_NPU_SOCKET_PORT_RANGE
     HCCL_RDMA_RETRY_CNT HCCL_RDMA_TIMEOUT HCCL_SOCKET_IFNAME HOME LD_LIBRARY_PATH MS_BUILD_PROCESS_NUM
     MS_DEV_RUNTIME_CONF NCCL_DEBUG NCCL_IB_GID_INDEX NCCL_SOCKET_IFNAME NPU_ASD_ENABLE OMP_NUM_THREADS PATH
     PYTHONFAULTHANDLER PYTORCH_NPU_ALLOC_CONF RANK_TABLE_FILE TASK_QUEUE_ENABLE TORCH_NCCL_DESYNC_DEBUG
-    TORCH_NCCL_DUMP_ON_TIMEOUT TORCH_NCCL_TRACE_BUFFER_SIZE VARIABLE_NAMED_ABOVE""".split()
+    TORCH_NCCL_DUMP_ON_TIMEOUT TORCH_NCCL_TRACE_BUFFER_SIZE VARIABLE_NAMED_ABOVE""",
+    )
 )
 # Keys and options of other programs, whose logs the doctor reads too.
 OTHERS: Mapping[str, str] = {
@@ -193,7 +199,8 @@ def test_a_log_with_spaces_is_quoted() -> None:
 def test_labels_are_by_what_a_remedy_is_for() -> None:
     killed = next(rule for rule in rules_of("SIGKILL", BOOK))
     assert [remedy.prevents for remedy in BOOK.remedies(killed)] == [False, False, True, False]
-    log = "[ERROR] ME(5:1,MainProcess):2026-03-01-10:00:00.100.000 [_api.py:1] Worker process 71 exit with exception. Error code: -9.\n"
+    log = "[ERROR] ME(5:1,MainProcess):2026-03-01-10:00:00.100.000 [_api.py:1] Worker process 71 exit with exception. "
+    log += "Error code: -9.\n"
     heads = [line[:17].strip() for line in verdict_lines(verdict_on({"msrun.log": log}), BOOK)]
     assert heads.count("to prevent it") == 1
     assert heads.index("do now") < heads.index("then") < heads.index("to prevent it")
