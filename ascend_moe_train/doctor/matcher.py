@@ -8,7 +8,7 @@ import re2
 
 from ascend_moe_train.doctor.pattern import Pattern, parsed
 from ascend_moe_train.doctor.rule import Rule, RuleBook
-from ascend_moe_train.doctor.wording import complaint, informs, is_general
+from ascend_moe_train.doctor.wording import complains, complaint, informs, is_general
 
 MAX_MEM_BYTES = 256 * 2**20  # of RE2's automaton, beyond which it would be slower
 EXCEPTION = "@exception"  # pseudo codes: rules for what no other rule knows
@@ -20,6 +20,7 @@ _ANY_ERROR = (
     r"\[(?:ERROR|CRITICAL|EXCEPTION)\]",
     r"[A-Za-z](?:Error|Exception|Interrupt)\b",
     r"Traceback \(most recent call last\)",
+    r"(?i:(?:\berror|\bfatal): )",
 )
 _CODE = r"\bE[1-9A-Z]\d{4}\b"
 _NUMBER = (
@@ -32,6 +33,8 @@ _MODULE = re.compile(r"\[[A-Z]{5,9}\] ?(?P<name>[A-Z][A-Z_0-9]{1,16})\(")
 _EXCEPTION = re.compile(
     r"(?:E {1,8})?(?:[A-Za-z_]\w{0,60}\.){0,8}(?P<name>[A-Z]\w{0,60}(?:Error|Exception|Interrupt))(?:: ?(?P<said>.*))?$"
 )
+# `error: `, `srun: error: `, `docker: Error response from daemon: `, as programs begin what they end with
+_SAYS_ERROR = re.compile(r"(?i)(?:[\w.\-/\[\]]{1,40}: ){0,3}(?:fatal|error)(?: [a-z ]{1,40})?: \S")
 _QUOTED_SOURCE = re.compile(r"\s*(?:raise [\w.]+(?: from \w+)?(?:\(|$)|except [\w., ()]+:$)")  # a traceback's own lines
 _FIGURE = re.compile(r"\d{1,9}\.\d{1,20}(?:e[-+]?\d{1,4})?")  # a measure, such as RelativeError: 0.01
 _COMM_WORDS = re.compile(
@@ -146,7 +149,7 @@ class Matcher:
             is_about_peers = _COMM_WORDS.search(text[:2000]) is not None
             code = COMM_EXCEPTION if is_about_peers else EXCEPTION
             values = {"name": said["name"], "said": (said["said"] or "")[:200]}
-        elif level in ("ERROR", "CRITICAL", "EXCEPTION"):
+        elif level in ("ERROR", "CRITICAL", "EXCEPTION") or (not level and _is_said_to_be_one(text)):
             module = _MODULE.match(text)
             code = f"{ERROR}-{module['name']}" if module is not None else ERROR
             values = {"said": text[:200]}
@@ -154,6 +157,11 @@ class Matcher:
             return None
         rules = self._book.by_code.get(code) or self._book.by_code.get(ERROR if level else code, ())
         return Match(rule=rules[0], values=values) if rules else None
+
+
+def _is_said_to_be_one(text: str) -> bool:
+    """Whether a line without a level begins as errors of programs do, and not with a count or a measure."""
+    return _SAYS_ERROR.match(text) is not None and complains(text)
 
 
 def _says_most(match: Match) -> tuple[int, bool]:
