@@ -6,6 +6,9 @@ Each runs in a process of its own and writes its own page. If one fails the othe
 import argparse
 import subprocess
 import sys
+import time
+from collections.abc import Mapping
+from types import MappingProxyType
 
 NAMES = (
     "step_speed",
@@ -22,6 +25,24 @@ NAMES = (
     "preflight",
     "preflight_faults",
 )
+# Seconds that each may take by default on two idle cores; all of them together half an hour at the most.
+MOST_S = 1800
+BUDGET_S: Mapping[str, int] = MappingProxyType(
+    {
+        "step_speed": 330,
+        "convert": 90,
+        "collectives": 120,
+        "ranks": 150,
+        "pipeline": 180,
+        "recompute": 150,
+        "overlap": 120,
+        "ablate": 300,
+        "plan_speed": 45,
+        "profile": 60,
+        "onebit": 150,
+        "preflight": 60,
+    }
+)
 
 
 def main() -> None:
@@ -31,11 +52,15 @@ def main() -> None:
     names = parser.parse_args().names
     if unknown := sorted(set(names) - set(NAMES)):
         parser.error(f"{', '.join(unknown)}: must be of {', '.join(NAMES)}")
-    failed = [
-        name
-        for name in names or NAMES
-        if subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=False).returncode
-    ]
+    failed, start_s = [], time.monotonic()
+    for name in names or NAMES:
+        began_s = time.monotonic()
+        if subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=False).returncode:
+            failed.append(name)
+        now_s = time.monotonic()
+        print(
+            f"{name}: {now_s - began_s:.0f} s of {BUDGET_S[name]}, {now_s - start_s:.0f} of {MOST_S} in all", flush=True
+        )
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 

@@ -1,12 +1,13 @@
 """1-bit Adam beside Adam: validation loss, bytes and time, on the same data from the same weights.
 
-    python -m benchmarks.onebit [--seeds 3] [--steps 2000] [--ranks 2 4] [--models moe dense] [--set KEY=VALUE ...]
+    python -m benchmarks.onebit [--whole] [--seeds 1] [--steps 200] [--ranks 2 4] [--models moe dense] [--set KEY=VALUE]
 
 A small Mixture-of-Experts model and a dense one on the demo corpus, one optimizer after the other for each seed, in
 processes of the launcher. Second moments are fixed after `--warm-up` of the steps (0.15, the paper's share). Losses are
 those of the last validation. Volume: payload of dense gradients or momenta over the whole run, Adam's over 1-bit
 Adam's, beside 1 / (w + (1 - w) / 32) for a share w of warm-up (the paper's 16 is for fp16). The corpus is the demo's
-(`make corpora/stdlib/manifest.json`). Writes onebit.json and onebit.md.
+(`make corpora/stdlib/manifest.json`). With --whole, 3 seeds of 2,000 steps (hours), which say something of convergence:
+onebit.json and onebit.md. Otherwise a short run, which shows that both train, and bytes: onebit_short.json and .md.
 """
 
 import argparse
@@ -28,6 +29,7 @@ RUN = HERE.parent / "examples" / "demo.yaml"
 SIZES = ("model.preset=tiny", "model.vocab_size=2048", "data.seq_len=64", "batch.global_sequences=8")
 MODELS = {"moe": (), "dense": ("model.moe=null",)}
 OPTIMIZERS = ("adamw", "onebit_adam")
+WHOLE, SHORT = (3, 2000), (1, 200)  # seeds, steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,13 +104,16 @@ def volume(config: RunConfig, ranks: int, warm_up: int) -> tuple[float, float]:
 def main() -> None:
     """Runs it and writes the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.onebit")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--whole", action="store_true", help="3 seeds of 2,000 steps")
+    parser.add_argument("--seeds", type=int, help="default 1")
+    parser.add_argument("--steps", type=int, help="default 200")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--warm-up", type=float, default=0.15)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
     asked = parser.parse_args()
+    asked.seeds = asked.seeds or (WHOLE if asked.whole else SHORT)[0]
+    asked.steps = asked.steps or (WHOLE if asked.whole else SHORT)[1]
     warm_up = round(asked.warm_up * asked.steps)
     rows = [row(model, ranks, asked, warm_up) for model in asked.models for ranks in asked.ranks]
     formula = 1 / (asked.warm_up + (1 - asked.warm_up) / 32)
@@ -117,7 +122,7 @@ def main() -> None:
         "time of a step is there says nothing of a network."
     ]
     title, text = "1-bit Adam beside Adam", __doc__.partition("\n\n")[2] if __doc__ else None
-    write_results(HERE / "onebit", title, text, rows, notes, machine())
+    write_results(HERE / ("onebit" if asked.whole else "onebit_short"), title, text, rows, notes, machine())
 
 
 def row(model: str, ranks: int, asked: argparse.Namespace, warm_up: int) -> dict[str, Any]:

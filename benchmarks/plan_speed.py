@@ -1,6 +1,6 @@
 """How long the planner takes: whole searches for DeepSeek-V3, one evaluation, and the command itself, on one core.
 
-    python -m benchmarks.plan_speed [--rounds 3]
+    python -m benchmarks.plan_speed [--rounds 1]
 
 Each search is a process of its own that is bound to one core; seconds are of the search alone, without imports (the
 median over rounds). `plans` are possible whatever the memory, `evaluated` those whose step was predicted; what a bound
@@ -99,7 +99,7 @@ def command_s(arguments: list[str]) -> float:
 def main() -> None:
     """Measures, prints and writes the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=1)
     rounds = parser.parse_args().rounds
     one_s = statistics.median(alone(evaluation_s)[0] for _ in range(rounds))
     rows: list[Row] = []

@@ -1,6 +1,6 @@
 """Training step of the demo model on one rank and on two, layout by layout, against torch's DDP, in one run.
 
-    python -m benchmarks.ranks [--rounds 5] [--steps 6] [--set KEY=VALUE ...]
+    python -m benchmarks.ranks [--rounds 3] [--steps 4] [--set KEY=VALUE ...]
 
 Every variant trains examples/demo.yaml (native kernels, fp32, AdamW, clipping) on the same 8 x 256 random tokens a
 step, however many ranks share them. One rank has all cores (as many OpenMP threads), two have half of them each, as
@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ascend_moe_train.config import RunConfig, load_run
+from ascend_moe_train.config import load_run
+from benchmarks.peer_model import peer_model
 from benchmarks.ranks_orders import Order, Reply
 from benchmarks.ranks_workers import Workers, peers_of, ranks_of
 from benchmarks.report import machine, write_results
@@ -85,23 +86,6 @@ def communication_of(replies: Sequence[Reply], all_s: float) -> dict[str, float]
     return dict(zip(COLUMNS, (*figures, replies[0]["payload_bytes"] / steps / 1e6), strict=True))
 
 
-def peer_sizes(config: RunConfig) -> dict[str, int]:
-    """The model as arguments of MixtralConfig."""
-    model = config.model
-    assert model.moe is not None
-    return {
-        "vocab_size": model.vocab_size,
-        "hidden_size": model.hidden,
-        "intermediate_size": model.moe.ffn,
-        "num_hidden_layers": model.num_layers,
-        "num_attention_heads": model.num_heads,
-        "num_key_value_heads": model.num_kv_heads,
-        "num_local_experts": model.moe.num_experts,
-        "num_experts_per_tok": model.moe.top_k,
-        "max_position_embeddings": config.data.seq_len,
-    }
-
-
 def variants_of(ours: Mapping[int, Workers], peers: Mapping[int, Workers], given: Sequence[str]) -> dict[str, Variant]:
     """All of them by name; `given` are keys of the run for all."""
     config = load_run(RUN, given)
@@ -116,8 +100,7 @@ def variants_of(ours: Mapping[int, Workers], peers: Mapping[int, Workers], given
     for experts in EXPERTS:
         one = f"transformers Mixtral, {experts}"
         for count, name in ((1, one), (RANKS, f"{one}, DDP")):
-            order = {"experts": experts, "sizes": peer_sizes(config), "seq_len": config.data.seq_len}
-            order["sequences"] = sequences // count
+            order = {"experts": experts, "sequences": sequences // count, **peer_model(config)}
             found[name] = Variant(workers=peers[count], order=order, one=one)
     return found
 
@@ -165,8 +148,8 @@ def loss_note(turns: Mapping[str, list[Turn]]) -> str:
 def main() -> None:
     """Measures, prints and writes."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=6, help="of one turn")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=4, help="of one turn")
     parser.add_argument("--set", dest="keys", action="append", default=[], metavar="KEY=VALUE", help="of the run")
     parser.add_argument("--timeout", type=float, default=300.0, metavar="SECONDS", help="of one answer")
     given = parser.parse_args()

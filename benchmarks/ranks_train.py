@@ -12,6 +12,8 @@ import mindspore as ms
 import numpy as np
 from numpy.typing import NDArray
 
+from ascend_moe_train.bench.ladder import PutIn
+from ascend_moe_train.bench.put_in import PUT_IN
 from ascend_moe_train.cluster.rank import progress, unlink_shared_memory
 from ascend_moe_train.config import RunConfig, load_run
 from ascend_moe_train.data.loader import Batch
@@ -59,14 +61,14 @@ class TimedComm(ObservedComm):
 
 
 class Layout:
-    """A model and its training step, in one layout."""
+    """A model and its training step, in one layout. `put_in`: see bench/put_in.py."""
 
-    def __init__(self, config: RunConfig, comm: Comm) -> None:
+    def __init__(self, config: RunConfig, comm: Comm, put_in: PutIn | None = None) -> None:
         self.config, self.comm = config, TimedComm(comm)
         self.mesh = mesh_of(config, comm.world.size)
         self.data = comm.split("dp", self.mesh.groups(("dp",)))
         self.number = 0
-        self.step = training_step(config, self.mesh, self.comm)
+        self.step = training_step(config, self.mesh, self.comm, put_in)
 
     def run(self, steps: int) -> Reply:
         """Trains, from where it was. Times of a call are of one clock on all ranks."""
@@ -88,9 +90,11 @@ class Layout:
         }
 
 
-def training_step(config: RunConfig, mesh: Mesh, comm: Comm) -> TrainStep:
+def training_step(config: RunConfig, mesh: Mesh, comm: Comm, put_in: PutIn | None = None) -> TrainStep:
     """This rank's, as the trainer builds it, from first weights."""
     model, kernels, _ = build_model(config)
+    if put_in is not None:
+        PUT_IN[put_in](model, config)
     sharded = parallelize(model, mesh, config, HostOps(comm))
     optimizer = AdamW(sharded.weights, config.optim, kernels, sharded.num_dims)
     Tensors(config, placed_by(config, mesh, comm.rank), model, sharded, optimizer).fill_first(None, {})
@@ -127,11 +131,11 @@ def main(path: str) -> None:
     comm = MpiComm()
     unlink_shared_memory()
     progress().phase("step")
-    layout = cache(lambda *overrides: Layout(load_run(RUN, overrides), comm))
+    layout = cache(lambda put_in, *overrides: Layout(load_run(RUN, overrides), comm, put_in))
     facts = {"mindspore": ms.__version__, "rank": comm.rank, "bytes": peak_bytes()}
 
     def obey(order: Order) -> Reply:
-        return layout(*order["overrides"]).run(order["steps"])
+        return layout(order.get("put_in"), *order["overrides"]).run(order["steps"])
 
     serve(path, comm.rank, facts, obey)
     progress().phase("done")

@@ -1,6 +1,6 @@
 """Memory and time of one micro-batch forward and backward under each policy of section `recompute`, in one run.
 
-    python -m benchmarks.recompute [--rounds 3] [--calls 5] [--set KEY=VALUE ...]
+    python -m benchmarks.recompute [--rounds 1] [--calls 5] [--set KEY=VALUE ...]
 
 The demo model with eight layers, one sequence of 2048 random tokens, fp32, each kernel set; no optimizer. Every
 measurement has a process of its own. Memory is the most that it has while the graph runs the first time, beyond what it
@@ -118,7 +118,7 @@ def row_of(kernels: str, policy: str, found: Mapping[tuple[str, str], list[Found
 def main() -> None:
     """Measures, prints and writes."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--calls", type=int, default=5, help="that are timed, of one process")
     parser.add_argument("--set", dest="keys", action="append", default=[], metavar="KEY=VALUE", help="of the run")
     parser.add_argument("--timeout", type=float, default=900.0, metavar="SECONDS", help="of one process")

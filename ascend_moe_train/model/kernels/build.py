@@ -27,7 +27,7 @@ def library() -> Path:
 
     Raises NoLibraryError.
     """
-    dnnl = _dnnl()
+    dnnl = dnnl_library()
     compiler = _compiler()
     command = [*compiler, *_target_flags(), *FLAGS]
     key = hashlib.sha256()
@@ -53,7 +53,7 @@ def library() -> Path:
     return path
 
 
-def _dnnl() -> Path:
+def dnnl_library() -> Path:
     """MindSpore's own oneDNN, found without importing MindSpore."""
     spec = importlib.util.find_spec("mindspore")
     if spec is None or spec.origin is None:
