@@ -13,8 +13,7 @@ steps that warm up; memory is the most that its processes have had together. FLO
 faster of NumPy's sgemm and that of MindSpore's oneDNN, with all cores.
 
 Where the time goes is measured in one more run of one process, around each kernel of ours; the rest is MindSpore's own.
-Writes step_speed and step_parts, .md and .json, and the same as
-step_speed_wide and step_parts_wide.
+Writes step_speed and step_parts, .md and .json, and of the wider model step_speed_wide and step_parts_wide.
 """
 
 import argparse
