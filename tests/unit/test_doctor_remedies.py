@@ -24,11 +24,11 @@ PROGRAMS = frozenset(
     re.findall(
         r"\S+",
         """ascend-dmi cat chronyc df dmesg docker env find firewall-cmd fuser grep hccn_tool hostnamectl ibstat id ip
-    journalctl kill ls msrun nc npu-smi nvidia-smi pip ps py-spy python sort source ss ssh-copy-id sysctl ulimit
-    which""",
+    journalctl kill ls msrun nc npu-smi nvidia-smi pip ps py-spy python sort source ss ssh-copy-id sysctl systemctl
+    ulimit which""",
     )
 )
-# Documented for CANN 8 and 9 (HCCL, log and runtime pages), MindSpore 2.10, torch_npu, PyTorch, NCCL and Python.
+# Documented for CANN 8 and 9 (HCCL, log and runtime pages), MindSpore 2.10, torch_npu, PyTorch, NCCL, MPICH and Python.
 VARIABLES = frozenset(
     re.findall(
         r"\S+",
@@ -37,6 +37,7 @@ VARIABLES = frozenset(
     HCCL_CONNECT_TIMEOUT HCCL_ENTRY_LOG_ENABLE HCCL_EXEC_TIMEOUT HCCL_IF_BASE_PORT HCCL_IF_IP
     HCCL_INTRA_PCIE_ENABLE HCCL_INTRA_ROCE_ENABLE HCCL_LOGIC_SUPERPOD_ID HCCL_NPU_SOCKET_PORT_RANGE
     HCCL_RDMA_RETRY_CNT HCCL_RDMA_TIMEOUT HCCL_SOCKET_IFNAME HOME LD_LIBRARY_PATH MS_BUILD_PROCESS_NUM
+    MPIEXEC_PORT_RANGE
     MS_DEV_RUNTIME_CONF NCCL_DEBUG NCCL_IB_GID_INDEX NCCL_SOCKET_IFNAME NPU_ASD_ENABLE OMP_NUM_THREADS PATH
     PYTHONFAULTHANDLER PYTORCH_NPU_ALLOC_CONF RANK_TABLE_FILE TASK_QUEUE_ENABLE TORCH_NCCL_DESYNC_DEBUG
     TORCH_NCCL_DUMP_ON_TIMEOUT TORCH_NCCL_TRACE_BUFFER_SIZE VARIABLE_NAMED_ABOVE""",
