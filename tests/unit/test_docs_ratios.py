@@ -53,6 +53,18 @@ def test_rows_are_divided(tmp_path: Path) -> None:
     assert [row for row in table if "| 4.5 | [" in row]
 
 
+def test_the_best_of_ours_counts(tmp_path: Path) -> None:
+    def change(result: dict[str, Any]) -> None:
+        rows = {"ours, one process": 3, "ours, two ranks": 5.5, "theirs": 7}
+        result["rows"] = [
+            {"variant": name, "against the best peer": ratio, "share of the peak": ratio / 10}
+            for name, ratio in rows.items()
+        ]
+
+    table = ratios("en", altered(tmp_path, "step_speed", change))
+    assert [row.split(" | ")[1] for row in table if "step_speed" in row] == ["5.5", "0.55"]
+
+
 def test_ends_of_a_range_count(tmp_path: Path) -> None:
     def change(result: dict[str, Any]) -> None:
         result["rows"] = [
