@@ -79,6 +79,7 @@ class Setting:
     has_adapters: bool
     as_json: bool
     num_ranks: int
+    is_asked_again: bool
 
 
 def setting(number: int) -> Setting:
@@ -94,6 +95,7 @@ def setting(number: int) -> Setting:
         has_adapters=draw.random() < 0.5,
         as_json=draw.random() < 0.1,
         num_ranks=num_ranks,
+        is_asked_again=draw.random() < 0.5,
     )
 
 
@@ -116,9 +118,18 @@ def make(folder: Path, corpus: Path, number: int) -> int:
             code = amt(["train", str(run_yaml), *words])
         assert code in (STOPPED if count == 1 and how.stop_after is not None else (0,)), f"{folder}: exit code {code}"
         if code == 0:
-            return count
+            return count + _once_more(folder, how)
         words += ["--set", "run.eval_every=5", "--set", "optim.lr=9e-3"]  # noted as changed since the checkpoint
     raise AssertionError(f"{folder}: did not come to its end")
+
+
+def _once_more(folder: Path, how: Setting) -> int:
+    """Asks a run that is finished to train, as people do; how many logs that makes."""
+    if not how.is_asked_again:
+        return 0
+    with _printed_to(folder / "console-again.log"):
+        assert amt(["train", str(folder / "run" / "config.yaml")]) == 0
+    return 1
 
 
 def _from_weights(folder: Path, run_yaml: Path, how: Setting) -> list[str]:
