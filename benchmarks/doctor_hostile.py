@@ -15,7 +15,7 @@ from ascend_moe_train.doctor.rule import rule_book
 from ascend_moe_train.doctor.words import verdict_lines
 
 PAGE = Path(__file__).with_suffix(".md")
-SIZES_BYTES = tuple(2**20 * times for times in (1, 2, 4, 8, 16))
+SIZES_BYTES = tuple(2**20 * times for times in (1, 2, 4, 8))
 # What is repeated until the size is reached; without an end of a line it is a single line.
 PATTERNS: Mapping[str, bytes] = MappingProxyType(
     {

@@ -109,7 +109,7 @@ def make(folder: Path, corpus: Path, number: int) -> int:
     run_yaml, how = write_run(folder, corpus), setting(number)
     overrides = [*how.overrides, *(_from_weights(folder, run_yaml, how) if how.starts_from_weights else ())]
     if how.num_ranks > 1:
-        launched(how.num_ranks, run_yaml, *overrides, told_in=folder / "console.log")
+        launched(how.num_ranks, run_yaml, *overrides, "batch.global_sequences=8", told_in=folder / "console.log")
         return 1
     words = [word for override in overrides for word in ("--set", override)]
     words += ["--json"] if how.as_json else []
