@@ -27,11 +27,21 @@ MAX_WIDE_BYTES = 256 * 2**20  # of UTF-16, which is read whole
 BLOCK_BYTES = 4 * 2**20
 METRICS_NAME = "metrics.jsonl"
 VERDICT_NAME = "doctor.json"
-FAILURE_NAME = "failure.json"  # of the evidence of a failure: says again what the launcher's log does
-# What our own runs and checkpoints have beside logs: figures, versions, texts that a model made up.
 _TABLES = "ASCEND_PROFILER_OUTPUT"  # a folder of figures, which `amt profile` reads
-_OWN_NAMES = frozenset(
-    {METRICS_NAME, VERDICT_NAME, FAILURE_NAME, "run.json", "tokenizer.json", "manifest.json", "sample.txt"}
+
+# What our runs and checkpoints keep beside logs: figures, verdicts, records in which words mean something else, texts
+# that a model made up.
+_OUR_RECORDS = frozenset(
+    {
+        METRICS_NAME,
+        VERDICT_NAME,
+        "failure.json",
+        "launcher.json",
+        "manifest.json",
+        "run.json",
+        "sample.txt",
+        "tokenizer.json",
+    }
 )
 
 _NO_LOGS = frozenset(
@@ -133,8 +143,8 @@ def _in_folder(folder: Path) -> list[Source]:
 
 
 def _is_log(path: Path) -> bool:
-    """Whether its name may be that of a log."""
-    return path.suffix.lower() not in _NO_LOGS and path.name not in _OWN_NAMES
+    """Whether its name may be that of a log; our own records are none."""
+    return path.suffix.lower() not in _NO_LOGS and path.name not in _OUR_RECORDS
 
 
 def _source(path: Path, name: str) -> Source:

@@ -196,3 +196,17 @@ def test_no_times() -> None:
 def test_an_error_after_many_plain_lines() -> None:
     log = "step 7 loss 2.5\n" * 30_000 + "Traceback (most recent call last):\nKeyError: 'x'\n"
     assert told({"a.log": log})[0] == "py-exception"
+
+
+def test_records_of_a_run_are_no_logs(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank-00000.log").write_text("step 1\n")
+    (tmp_path / "run.json").write_text(
+        '{"system": "Linux-6.18-x86_64-with-glibc2.36", "starts_from": "a checkpoint"}\n'
+    )
+    for name in ("tokenizer.json", "manifest.json", "launcher.json", "failure.json", "doctor.json"):
+        (tmp_path / name).write_text(
+            '{"message": "error: rank 1 failed in step 3: OSError: No space left on device"}\n'
+        )
+    verdict = diagnose([tmp_path])
+    assert (verdict.cause, [source.name for source in verdict.evidence.sources]) == (None, ["logs/rank-00000.log"])
