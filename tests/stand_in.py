@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ascend_moe_train.cluster.rank import Progress, progress, unlink_shared_memory
+from tests.mistakes import MISTAKES
 
 ROOT = Path(__file__).parents[1]
 TIMEOUT_S = 150.0  # starting and compiling on a busy machine
@@ -227,6 +228,8 @@ def cause(what: str, watched: Progress, fault: Fault) -> None:
             subprocess.Popen(["sleep", "1000"])
         case "scribble":
             scribble(fault["seed"])
+        case _:
+            MISTAKES[what](fault)
 
 
 def scribble(seed: int) -> None:
