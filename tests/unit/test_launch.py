@@ -136,6 +136,18 @@ def test_hosts_of_a_batch_system(
     assert comments == [f"# 203.0.113.{8 + n}: ranks {n} to {n}, agent over SSH to 203.0.113.{8 + n}" for n in range(2)]
 
 
+def test_a_dry_run_of_msrun_prints_what_each_host_would_run(
+    run_yaml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "hosts").write_text("203.0.113.[7-8] slots=1\n")
+    arguments = ["--hostfile", str(tmp_path / "hosts"), "--starter", "msrun", "--dry-run", "train", str(run_yaml)]
+    assert main(["launch", *arguments]) == 0
+    lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines() if "--worker_num=2" in line]
+    assert len(lines) == 2
+    for node, words in enumerate(lines):
+        assert {"--local_worker_num=1", f"--node_rank={node}", "--master_addr=203.0.113.7", "--join=True"} <= {*words}
+
+
 def test_a_dry_run_prints_and_runs_nothing(run_yaml: Path, capsys: pytest.CaptureFixture[str]) -> None:
     setting = "run.dir=/a folder"
     assert main(["launch", "--ranks", "2", "--dry-run", "train", str(run_yaml), "--set", setting]) == 0
