@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import load_file, save_file
 
 from tests.mistakes import AT_START, MISTAKES
 
@@ -22,13 +23,10 @@ IS_FAULTY = os.environ.get("MS_ROLE") != "MS_SCHED" and os.environ.get("RANK_ID"
 
 def load_damaged() -> None:
     """A checkpoint of which a part is missing."""
-    import mindspore
-
-    path = Path(FAULT["folder"]) / "damaged.ckpt"
-    mindspore.save_checkpoint([{"name": "weight", "data": mindspore.Tensor(np.ones(1000, np.float32))}], str(path))
-    path.chmod(0o600)
-    path.write_bytes(path.read_bytes()[:100])
-    mindspore.load_checkpoint(str(path))
+    path = Path(FAULT["folder"]) / "damaged.safetensors"
+    save_file({"weight": np.ones(1000, np.float32)}, path)
+    path.write_bytes(path.read_bytes()[:2000])
+    load_file(path)
 
 
 def main() -> None:
