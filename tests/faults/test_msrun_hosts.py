@@ -190,7 +190,13 @@ def test_training_by_the_real_msrun_is_that_of_one_machine(lab: Lab, tmp_path: P
     words += [word for setting in settings for word in ("--set", setting)]
     amt = [sys.executable, "-P", "-c", "from ascend_moe_train.cli.main import run; run()"]
     by_hosts = subprocess.run(
-        lab.switch.inside(*amt, *words), env=of_user(lab), cwd=tmp_path, timeout=300, capture_output=True, text=True
+        lab.switch.inside(*amt, *words),
+        env=of_user(lab),
+        cwd=tmp_path,
+        timeout=300,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
     )
     assert by_hosts.returncode == 0, by_hosts.stdout + by_hosts.stderr
     assert (tmp_path / "run" / "logs" / "msrun" / "node-0" / "scheduler.log").exists()
