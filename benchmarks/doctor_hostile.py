@@ -15,7 +15,7 @@ from ascend_moe_train.doctor.rule import rule_book
 from ascend_moe_train.doctor.words import verdict_lines
 
 PAGE = Path(__file__).with_suffix(".md")
-SIZES_BYTES = tuple(2**20 * times for times in (1, 2, 4, 8))
+SIZES_BYTES = tuple(2**18 * times for times in (1, 2, 4, 8))
 # What is repeated until the size is reached; without an end of a line it is a single line.
 PATTERNS: Mapping[str, bytes] = MappingProxyType(
     {
@@ -54,7 +54,7 @@ def took_s(pattern: bytes, num_bytes: int) -> float:
 def main() -> None:
     """Measures and writes the page."""
     took_s(b"x\n", 1000)  # rules are compiled once
-    heads = [f"{size // 2**20} MiB" for size in SIZES_BYTES]
+    heads = [f"{size // 2**10} KiB" for size in SIZES_BYTES]
     lines = [
         "# Time of `amt doctor` on hostile logs",
         "",

@@ -101,6 +101,7 @@ def page(scores: Sequence[Score], found: Sequence[Herring]) -> str:
         "",
         "Not right: " + (", ".join(f"{each.case.name} ({each.case.confidence})" for each in missed) or "none"),
     ]
+    lines += ["", "On healthy, damaged and unseen logs, which these cases say nothing of: [log.md](log.md)."]
     return "\n".join([*lines, "", *herring_lines(found), ""])
 
 
