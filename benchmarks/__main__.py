@@ -24,6 +24,7 @@ NAMES = (
     "onebit",
     "preflight",
     "preflight_faults",
+    "predicted",
 )
 # Seconds that each may take by default on two idle cores; all of them together half an hour at the most.
 MOST_S = 1800

@@ -245,7 +245,7 @@ def _times(rounds_s: Sequence[float]) -> Row:
 def _work_row(time: WorkTime, best_flops_per_s: float) -> Row:
     row: Row = {"name": f"{time.name} {' x '.join(map(str, time.shape))}", **_times(time.rounds_s)}
     rate = time.work / time.best_s
-    if time.kind in ("product", "attention"):
+    if time.kind in ("product", "grouped", "attention"):
         return row | {"flops_per_s": rate, "of_best": rate / best_flops_per_s}
     return row | ({"bytes_per_s": rate} if time.kind == "vector" else {})
 

@@ -21,8 +21,8 @@ Bytes = Annotated[int, Field(ge=0, le=2**53)]
 
 @dataclass(frozen=True, kw_only=True)
 class RankFound:
-    """Of one rank. `start_bytes` is its resident memory before its model is built, `peak_bytes` the most in any step
-    but the first; times are of each step."""
+    """Of one rank. `start_bytes` is its memory before its model is built, `peak_bytes` the most in any step but the
+    first: resident, without pages of files; times are of each step."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
 
@@ -54,6 +54,11 @@ class Measured:
         return settled([max(each) for each in zip(*(rank.step_s for rank in self.ranks), strict=True)])
 
     @property
+    def best_step_s(self) -> float:
+        """Of the step after the first that other jobs held up least; of the slowest rank."""
+        return min([max(each) for each in zip(*(rank.step_s for rank in self.ranks), strict=True)][1:])
+
+    @property
     def comm_s(self) -> float:
         """What all collectives of a step took: the mean over ranks, the median over the later steps."""
         return settled([statistics.fmean(each) for each in zip(*(rank.comm_s for rank in self.ranks), strict=True)])
@@ -67,6 +72,11 @@ class Measured:
     def memory_bytes(self) -> int:
         """The most that any rank has had in a step, beyond what it had before its model was built."""
         return max(rank.peak_bytes - rank.start_bytes for rank in self.ranks)
+
+    @property
+    def whole_bytes(self) -> int:
+        """The most that any rank has had in a step, with what it had before its model was built."""
+        return max(rank.peak_bytes for rank in self.ranks)
 
 
 @dataclass(frozen=True, kw_only=True)

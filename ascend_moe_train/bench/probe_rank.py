@@ -32,15 +32,19 @@ from ascend_moe_train.train.session import set_device
 
 COMM, WORK, DISPATCH = "comm", "work", "dispatch"
 EXIT_USER_ERROR = 2
-SIZES_BYTES = (2**10, 2**14, 2**17, 2**20, 2**22)
+SIZES_BYTES = (2**10, 2**14, 2**17, 2**20, 2**22, 2**24)  # the last as a bucket of gradients: in no cache
 CALLS_BYTES = 2**22  # of one round: many calls of small messages, few of large ones
 MAX_CALLS = 64
 COPY_BYTES = 2**26
-PRODUCTS = ((64, 64, 64), (128, 128, 128), (256, 256, 256), (512, 512, 512), (1024, 512, 256), (2048, 1024, 256))
-PRODUCTS_FLOPS = 2e8  # of one round
-ATTENTION = ((128, 8, 32), (512, 8, 32), (1024, 8, 32))
+PRODUCTS = ((64, 64, 64), (128, 128, 128), (256, 256, 256), (512, 512, 512), (2048, 512, 256), (2048, 1024, 256))
+# as the gradient of a weight, over all tokens; of experts: how many, rows of each, outputs, inputs
+LONG_PRODUCTS = ((256, 512, 2048), (768, 256, 2048))
+GROUPED = ((8, 64, 1024, 256), (8, 256, 1024, 256), (8, 512, 256, 512))
+PRODUCTS_FLOPS = 2e9  # of one round, so that starting a graph is a small part of it
+ATTENTION = ((128, 8, 32), (256, 8, 32), (512, 8, 32), (1024, 8, 32))
 ROWS, WIDTH = 2048, 512
-VECTOR_CALLS, OPERATOR_CALLS, DISPATCH_CALLS = 8, 64, 4
+VECTOR_CALLS, OPERATOR_CALLS, DISPATCH_CALLS = 16, 64, 4
+ATTENTION_FLOPS, ATTENTION_CALLS = 1e9, 8
 
 
 class _Chain(nn.Cell):
@@ -117,17 +121,28 @@ class Prober:
     def work_times(self) -> Iterator[WorkTime]:
         """Matrix products, attention, and operators that memory or their launch rules, as graphs have them."""
         kernels = self._kernels
-        for m, n, k in PRODUCTS:
+        for m, n, k in (*PRODUCTS, *LONG_PRODUCTS):
             flops = 2.0 * m * n * k
             calls = int(np.clip(PRODUCTS_FLOPS / flops, 1, MAX_CALLS))
             yield self._work("product", "matmul", (m, n, k), flops, kernels.matmul, calls, (m, k), (n, k))
+        for experts, m, n, k in GROUPED:
+            flops = 2.0 * m * n * k * experts
+            calls = int(np.clip(PRODUCTS_FLOPS / flops, 1, MAX_CALLS))
+            counts = ms.Tensor(np.full(experts, m, np.int32))
+            name, rows, weights = f"{experts} experts", (experts * m, k), (experts, k, n)
+            grouped = kernels.grouped_matmul
+            yield self._work("grouped", name, (m, n, k), flops, grouped, calls, rows, weights, extra=(counts,))
         for length, heads, size in ATTENTION:
             shape = (1, length, heads, size)
             flops = 2.0 * heads * size * length * length  # with the mask's empty half left out
             segment = ms.Tensor(np.zeros((1, length), np.int32))
             inputs = (shape, shape, shape)
-            attention, sizes = kernels.attention, (length, heads, size)
-            yield self._work("attention", "attention", sizes, flops, attention, 2, *inputs, extra=(segment,))
+            attention, sizes, calls = (
+                kernels.attention,
+                (length, heads, size),
+                int(np.clip(ATTENTION_FLOPS // flops, 1, ATTENTION_CALLS)),
+            )
+            yield self._work("attention", "attention", sizes, flops, attention, calls, *inputs, extra=(segment,))
         moved = 4.0 * ROWS * WIDTH
         wide = (ROWS, 2 * WIDTH)
         yield self._work("vector", "swiglu", wide, 3 * moved, kernels.swiglu, VECTOR_CALLS, wide)

@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from ascend_moe_train.bench.wire import sent_bytes
@@ -50,9 +51,10 @@ class CommTime:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkTime:
-    """Of one operator: `kind` is `product` (shape m, n, k), `attention` (tokens, heads, head size), `vector`,
-    `operator`, or of a layer of experts `experts` or `rows` (shape as `DispatchSizes`); `work` is FLOPs of products and
-    attention, bytes read and written of `vector` and `rows`. Likewise the slowest rank's."""
+    """Of one operator: `kind` is `product` (shape m, n, k), `grouped` (the same of each expert), `attention` (tokens,
+    heads, head size), `vector`, `operator`, or of a layer of experts `experts` or `rows` (shape as `DispatchSizes`);
+    `work` is FLOPs of products and attention, bytes read and written of `vector` and `rows`. Likewise the slowest
+    rank's."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
 
@@ -138,22 +140,33 @@ def link(times: Sequence[CommTime]) -> tuple[float, float]:
 
 def best_flops_per_s(work: Sequence[WorkTime]) -> float:
     """The fastest product of all."""
-    return max(each.work / each.best_s for each in work if each.kind == "product")
+    return max(each.work / each.best_s for each in work if each.kind in ("product", "grouped"))
 
 
-def product_share(work: Sequence[WorkTime], peak_flops_per_s: float) -> tuple[float, float]:
-    """(product, product_knee) of `planner.efficiency.Efficiency`, for a device of one core. More than 1 if even the
-    largest product is far from what ever larger ones would come to."""
-    own = [each for each in work if each.kind == "product"]
+def product_share(work: Sequence[WorkTime], peak_flops_per_s: float, operator_s: float = 0.0) -> tuple[float, float]:
+    """(product, product_knee) of `planner.efficiency.Efficiency`, for a device of one core, beside what every operator
+    takes at the least. More than 1 if even the largest product is far from what ever larger ones would come to."""
+    sizes, ideal_s, taken_s = _products(work, peak_flops_per_s, operator_s, "product")
+    return _nearest(lambda knee: np.prod(sizes / (sizes + knee), axis=1), ideal_s, taken_s, _KNEES)
+
+
+def grouped_share(work: Sequence[WorkTime], peak_flops_per_s: float, operator_s: float, knee: float) -> float:
+    """What products of experts reach of the peak where no size is short, with that knee."""
+    sizes, ideal_s, taken_s = _products(work, peak_flops_per_s, operator_s, "grouped")
+    return _nearest(lambda knee: np.prod(sizes / (sizes + knee), axis=1), ideal_s, taken_s, np.array([knee]))[0]
+
+
+def _products(
+    work: Sequence[WorkTime], peak_flops_per_s: float, operator_s: float, kind: str
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Sizes (n, 3), seconds at the peak as the planner rounds them up, and seconds taken."""
+    own = [each for each in work if each.kind == kind]
     sizes = np.array([each.shape for each in own], np.float64)
-    ideal_s = np.array([each.work for each in own]) / peak_flops_per_s
-    ideal_s *= 1 + 0.5 * TILE / (sizes[:, 0] * sizes[:, 1])
-    taken_s = np.array([each.best_s for each in own])
-
-    def share(knee: float) -> Any:
-        return np.prod(sizes / (sizes + knee), axis=1)
-
-    return _nearest(share, ideal_s, taken_s, _KNEES)
+    flops = np.array([each.work for each in own])
+    times = flops / (2 * np.prod(sizes, axis=1))
+    ideal_s = flops / peak_flops_per_s * (1 + 0.5 * TILE / (sizes[:, 0] * sizes[:, 1] * times))
+    taken_s = np.array([max(each.best_s - operator_s, 0.1 * each.best_s) for each in own])
+    return sizes, ideal_s, taken_s
 
 
 def core_share(work: Sequence[WorkTime], peak_flops_per_s: float) -> tuple[float, float]:
@@ -162,7 +175,7 @@ def core_share(work: Sequence[WorkTime], peak_flops_per_s: float) -> tuple[float
     keys = np.array([each.shape[0] for each in own], np.float64)
     ideal_s = np.array([each.work for each in own]) / peak_flops_per_s
     taken_s = np.array([each.best_s for each in own])
-    return _nearest(lambda knee: keys / (keys + knee), ideal_s, taken_s, _LONG_KNEES)
+    return _nearest(lambda knee: keys / (keys + knee), ideal_s, taken_s, _LONG_KNEES, most=1.0)
 
 
 def entry(probed: Probed) -> dict[str, Any]:
@@ -184,14 +197,19 @@ def entry(probed: Probed) -> dict[str, Any]:
         shares["inside"] = 1.0
     if probed.work:
         peak = best_flops_per_s(probed.work)
-        product, shares["product_knee"] = product_share(probed.work, peak)
+        shares["operator_s"] = min(each.best_s for each in probed.work if each.kind == "operator")
+        product, shares["product_knee"] = product_share(probed.work, peak, shares["operator_s"])
+        if any(each.kind == "grouped" for each in probed.work):
+            of_experts = grouped_share(probed.work, peak, shares["operator_s"], shares["product_knee"])
+            shares["grouped"] = of_experts / product
         peak *= max(1.0, product)
         found["peak_flops_per_s"], shares["product"] = {"fp32": peak}, min(1.0, product)
         core, shares["core_knee"] = core_share(probed.work, peak)
         shares["core"] = min(1.0, core)
         rates = [each.work / each.best_s for each in probed.work if each.kind == "vector"]
-        shares["vector"] = min(1.0, median(rates) / probed.copy_bytes_per_s)
-        shares["operator_s"] = min(each.best_s for each in probed.work if each.kind == "operator")
+        # a copy is by one thread: operators that have several may be faster than memory then seems to be
+        found["memory_bytes_per_s"] = max(probed.copy_bytes_per_s, median(rates))
+        shares["vector"] = median(rates) / found["memory_bytes_per_s"]
     return found | {"efficiency": {name: float(f"{value:.4g}") for name, value in shares.items()}}
 
 
@@ -206,12 +224,15 @@ def _fitted(ones: Any, xs: Any, ys: Any) -> tuple[float, float]:
     return float(a), float(b)
 
 
-def _nearest(share: Callable[[float], Any], ideal_s: Any, taken_s: Any, knees: Any) -> tuple[float, float]:
-    """Of ideal / (height * share(knee)) nearest to taken: (height, knee), by the logarithm of the ratio."""
+def _nearest(
+    share: Callable[[float], Any], ideal_s: Any, taken_s: Any, knees: Any, most: float = np.inf
+) -> tuple[float, float]:
+    """Of ideal / (height * share(knee)) nearest to taken: (height, knee), by the logarithm of the ratio; the height at
+    most so much."""
     best: Mapping[str, float] = {"miss": np.inf}
     for knee in knees.tolist():
         ratios = np.log(ideal_s / (share(knee) * taken_s))
-        height = float(np.exp(np.mean(ratios)))
+        height = min(most, float(np.exp(np.mean(ratios))))
         miss = float(np.sum((ratios - np.log(height)) ** 2))
         if miss < best["miss"]:
             best = {"miss": miss, "height": height, "knee": knee}

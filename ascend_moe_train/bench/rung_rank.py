@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
@@ -36,13 +36,15 @@ def forget_peak() -> None:
         Path("/proc/self/clear_refs").write_text(_RESET_PEAK, encoding="ascii")
 
 
-def peak_bytes() -> int:
-    """The most resident memory since `forget_peak`; since the process began where the system does not tell."""
+def own_bytes(what: Literal["VmRSS", "VmHWM"]) -> int:
+    """Resident memory, or the most of it since `forget_peak`, without pages of files, which all ranks share and the
+    system can take back; with them, and since the process began, where the system does not tell."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
-    except (OSError, ValueError, StopIteration):
-        return peak_resident_bytes()
+        found = {line.partition(":")[0]: line.split()[1:2] for line in lines}
+        return 1024 * (int(found[what][0]) - int(found["RssFile"][0]))
+    except (OSError, ValueError, LookupError):
+        return resident_bytes() if what == "VmRSS" else peak_resident_bytes()
 
 
 def train(config: RunConfig, steps: int, put_in: PutIn | None, found: Path, stop: StopRequest) -> int:
@@ -54,7 +56,7 @@ def train(config: RunConfig, steps: int, put_in: PutIn | None, found: Path, stop
 
     ranks = join(config)
     inputs = open_inputs(config, ranks.data.index, ranks.data.size)
-    start_bytes = resident_bytes()
+    start_bytes = own_bytes("VmRSS")
     trainer = Trainer(config, inputs.train, print, ranks, inputs.start, None if put_in is None else PUT_IN[put_in])
     records: list[StepRecord] = []
     for info in trainer.steps(trainer.meter(None), stop):
@@ -69,7 +71,7 @@ def train(config: RunConfig, steps: int, put_in: PutIn | None, found: Path, stop
         return 128 + signal.Signals(stop.signal_number)
     own = RankFound(
         start_bytes=start_bytes,
-        peak_bytes=max(peak_bytes(), start_bytes),
+        peak_bytes=max(own_bytes("VmHWM"), start_bytes),
         step_s=tuple(each.step_s for each in records),
         comm_s=tuple(_known(each.comm_s) for each in records),
         exposed_s=tuple(_known(each.comm_exposed_s) for each in records),

@@ -29,9 +29,9 @@ COLUMNS = (
 )
 READING = (
     "Times are medians of the later half of the steps: the step of the slowest rank, communication the mean over "
-    "ranks. Memory is the most that a rank has in a step after the first, beyond what it has before its model is "
-    "built. Model FLOP/s count the mathematics of the model once, forward and backward; MFU is of the peak of all "
-    "ranks."
+    "ranks. Memory is the most that a rank has in a step after the first: its whole process, without pages of files, "
+    "which ranks share. Model FLOP/s count the mathematics of the model once, forward and backward; MFU is of the peak "
+    "of all ranks."
 )
 
 
@@ -98,9 +98,9 @@ def step_result(config: RunConfig, found: Measured, asked: Asked, command: str) 
         _row("communication", found.comm_s, "seconds", None),
         _row("exposed", found.exposed_s, "seconds", other.get("exposed")),
         _row("sent by the first rank", found.sent_bytes, "bytes", None),
-        _row("memory of the fullest", float(found.memory_bytes), "bytes", other.get("memory")),
+        _row("memory of the fullest", float(found.whole_bytes), "bytes", other.get("memory")),
         *(
-            _row(f"memory of rank {number}", float(rank.peak_bytes - rank.start_bytes), "bytes", None)
+            _row(f"memory of rank {number}", float(rank.peak_bytes), "bytes", None)
             for number, rank in enumerate(found.ranks)
         ),
         _row("loss of the last step", found.losses[-1], "number", None),

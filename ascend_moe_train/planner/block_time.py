@@ -142,7 +142,7 @@ def _compute(
     weight_s = sorted_s + added_s
     for product in cost.products:
         is_routed = product.part == "experts"
-        factor = pace * (imbalance if is_routed else 1.0)
+        factor = pace * (imbalance / efficiency.grouped if is_routed else 1.0)
         launch_s = pace * product.times * efficiency.operator_s if is_routed else 0.0
         made, of_input, of_weight = (
             factor * product_s(each, device, peak, efficiency) + launch_s for each in product.passes

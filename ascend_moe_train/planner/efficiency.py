@@ -18,6 +18,7 @@ class Efficiency:
     memory's rate in other operators; `inside` and `across` of the links' rates. `operator_s` is the least that an
     operator takes; `hidden` the share of communication beside computation that costs nothing; `slow` what the slowest
     of many devices adds to a step, times sqrt(2 ln n) / 3 for n devices (the expected largest of n normal deviations).
+    `grouped` is what products of experts reach of others of that size; not fitted, but measured of a device itself.
     """
 
     product: float
@@ -30,6 +31,7 @@ class Efficiency:
     operator_s: float
     hidden: float
     slow: float
+    grouped: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

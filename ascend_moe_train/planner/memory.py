@@ -22,12 +22,15 @@ from ascend_moe_train.planner.layers import (
     kind_of,
     tokens,
 )
-from ascend_moe_train.planner.plan import TYPICAL, Imbalance, Job, Plan
+from ascend_moe_train.planner.plan import TYPICAL, Imbalance, Job, Plan, among_ranks
 from ascend_moe_train.planner.sent import compressed
-from ascend_moe_train.planner.wires import sums_early
+from ascend_moe_train.planner.summing import early_bytes, reduced_bytes
 
 HEAD_SHARE = 0.75  # of the head's gradient, still there at the fullest moment
-CONTEXT_BYTES: Mapping[str, float] = {"npu": 4.0e9, "gpu": 1.5e9, "cpu": 0.3e9}
+# of "cpu" Python, MindSpore and what a compiled graph takes that has no layers, with each layer's part of it:
+# `python -m benchmarks predicted`
+CONTEXT_BYTES: Mapping[str, float] = {"npu": 4.0e9, "gpu": 1.5e9, "cpu": 0.28e9}
+GRAPH_BYTES: Mapping[str, float] = {"npu": 0.0, "gpu": 0.0, "cpu": 20e6}
 GROUP_BUFFER_BYTES: Mapping[str, float] = {"npu": 200e6, "gpu": 100e6, "cpu": 1e6}
 RESERVE_SHARE = 0.02  # lost between pieces of what is handed out and taken back
 KEPT_STAGES = 4096
@@ -176,10 +179,12 @@ class Peak(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """Bytes that do not depend on what is recomputed."""
+    """Bytes that do not depend on what is recomputed. `reduced` are gradients of one micro-batch and what sums them,
+    where they come as activations go; `gradients` then only what is kept beyond that."""
 
     weights: float
     gradients: float
+    reduced: float
     optimizer: float
     gathered: float
     runtime: float
@@ -210,8 +215,8 @@ class Memories:
         for stage in _candidates(self._job, plan.stage_layers, plan.pp):
             held = self._held(plan, stage)
             found = activations(self._job, plan, stage, self._imbalance)
-            at_once = max(exchange, found["working"] + found["loss"] + found["recomputed"])
-            handed_out = held.weights + held.gradients + held.gathered + found["activations"] + at_once
+            passes = found["activations"] + max(exchange, found["working"] + found["loss"] + found["recomputed"])
+            handed_out = held.weights + held.gradients + held.gathered + max(passes, held.reduced)
             size = (1 + RESERVE_SHARE) * handed_out + held.optimizer + held.runtime
             host_bytes = max(host_bytes, held.host)
             if size > size_bytes:
@@ -224,16 +229,18 @@ class Memories:
         items |= activations(self._job, plan, stage, self._imbalance)
         at_once = items["working"] + items["loss"] + items["recomputed"]
         items["exchange"] = max(0.0, _exchange(self._job, plan, self._imbalance) - at_once)
+        items["gradients"] += max(0.0, held.reduced - items["activations"] - at_once - items["exchange"])
         items["gathered"], items["runtime"] = held.gathered, held.runtime
         items["reserve"] = RESERVE_SHARE * _handed_out(items)
         return items
 
     def _held(self, plan: Plan, stage: int) -> _Held:
-        key = (stage, plan.sizes, plan.stage_layers, plan.zero_stage, plan.offload_optimizer, plan.techniques)
+        policy = plan.recompute, plan.recompute_layers, plan.micro_sequences
+        key = (stage, plan.sizes, plan.stage_layers, plan.zero_stage, plan.offload_optimizer, plan.techniques, policy)
         if key not in self._of_stage:
             if len(self._of_stage) >= KEPT_STAGES:  # plans of one pipeline are asked for together
                 self._of_stage.clear()
-            self._of_stage[key] = _held(self._job, self._cluster, plan, stage)
+            self._of_stage[key] = _held(self._job, self._cluster, plan, stage, self._imbalance)
         return self._of_stage[key]
 
 
@@ -245,22 +252,44 @@ def _candidates(job: Job, stage_layers: tuple[int, ...], pp: int) -> tuple[int, 
     return tuple(sorted({0, pp - 1, *first.values()}))
 
 
-def _held(job: Job, cluster: Cluster, plan: Plan, stage: int) -> _Held:
-    dense, expert = stage_parameters(job, plan, stage)
+def _held(job: Job, cluster: Cluster, plan: Plan, stage: int, imbalance: float) -> _Held:
+    counts = stage_parameters(job, plan, stage)
     zero, offload = plan.zero_stage, plan.offload_optimizer
-    of_dense = states_of(job, dense, plan.dp * plan.cp, zero, offload=offload)
-    of_expert = states_of(job, expert, plan.edp, zero, offload=offload)
+    of_dense = states_of(job, counts[0], plan.dp * plan.cp, zero, offload=offload)
+    of_expert = states_of(job, counts[1], plan.edp, zero, offload=offload)
     groups = sum(getattr(plan, axis) > 1 for axis in AXES)
     lost = compressed(job, plan)[1] if plan.techniques.is_compressed else 0
     kind = cluster.device.kind
+    gradients, gathered, reduced = of_dense.gradients + of_expert.gradients, _gathered(job, plan, stage), 0.0
+    if kind == "cpu" and job.engine.keeps == "inputs":
+        reduced = reduced_bytes(job, plan, *counts, _largest_block_bytes(job, plan, stage, imbalance))
+        gradients *= plan.pp > 1 or plan.num_micro(job) > 1
+        gathered = 0.0
     return _Held(
         weights=of_dense.weights + of_expert.weights,
-        gradients=of_dense.gradients + of_expert.gradients,
+        gradients=gradients,
+        reduced=reduced,
         optimizer=of_dense.optimizer + of_expert.optimizer + lost,
-        gathered=_gathered(job, plan, stage) + _early_buckets(job, plan, stage),
-        runtime=CONTEXT_BYTES[kind] + groups * GROUP_BUFFER_BYTES[kind] + job.engine.buffer_bytes,
+        gathered=gathered + early_bytes(job, plan, *counts),
+        runtime=CONTEXT_BYTES[kind]
+        + _graph_layers(plan, _kinds_on(job, plan.stage_layers, plan.pp, stage)) * GRAPH_BYTES[kind]
+        + groups * GROUP_BUFFER_BYTES[kind]
+        + job.engine.buffer_bytes,
         host=of_dense.host + of_expert.host,
     )
+
+
+def _graph_layers(plan: Plan, kinds: tuple[tuple[int, int], ...]) -> int:
+    """Layers of a stage's graph, where those that go forward again are twice."""
+    layers = sum(count for _, count in kinds)
+    return layers + (_recomputed(plan, layers) if plan.recompute == "full" else 0)
+
+
+def _largest_block_bytes(job: Job, plan: Plan, stage: int, imbalance: float) -> float:
+    """What the backward pass of one block needs, nothing of it recomputed."""
+    costs = [block_cost(job, Slice.of(plan), kind) for kind, _ in _kinds_on(job, plan.stage_layers, plan.pp, stage)]
+    rows = among_ranks(plan, imbalance)
+    return max(each.kept_bytes["none"] + rows * each.routed_bytes["none"] + each.working_bytes for each in costs)
 
 
 def _handed_out(items: Mapping[str, float]) -> float:
@@ -280,7 +309,7 @@ def _cached(job: Job, kind: str, items: Mapping[str, float]) -> float:
 def activations(job: Job, plan: Plan, stage: int, imbalance: float) -> dict[str, float]:
     """Bytes kept for the micro-batches in flight, at work in one block, of the loss, and what a recomputed block makes
     again beyond the loss, which is gone by then."""
-    cut, num_micro = Slice.of(plan), plan.num_micro(job)
+    cut, num_micro, imbalance = Slice.of(plan), plan.num_micro(job), among_ranks(plan, imbalance)
     alive = in_flight_bound(plan.schedule, plan.pp, num_micro, plan.chunks, stage)
     one = of_blocks = working = again = 0.0
     for kind, count in _kinds_on(job, plan.stage_layers, plan.pp, stage):
@@ -318,7 +347,8 @@ def _loss(job: Job, plan: Plan) -> float:
 
 def _logit_bytes(job: Job, plan: Plan) -> int:
     a, copies = job.activation_bytes, job.engine.fp32_logits[plan.tp > 1]
-    return a + copies * FP32_BYTES if copies else 2 * a
+    # in fp32 they are what the product makes, and only their gradient comes to them
+    return a + copies * FP32_BYTES if copies and job.precision != "fp32" else 2 * a
 
 
 def _recomputed(plan: Plan, count: int) -> int:
@@ -345,19 +375,6 @@ def _exchange(job: Job, plan: Plan, imbalance: float) -> float:
     if techniques.expert_wire is not None:
         of_row += row_bytes(job.model.hidden, job.activation_bytes, techniques.expert_wire)
     return buffers * tokens(job, Slice.of(plan)) / plan.tp * moe.top_k * of_row
-
-
-def _early_buckets(job: Job, plan: Plan, stage: int) -> float:
-    """Of gradients that are summed during the backward pass, what is sent and the sums: of all but the embedding."""
-    if not sums_early(job, plan):
-        return 0.0
-    dense, expert = stage_parameters(job, plan, stage)
-    dense -= job.model.vocab_size * job.model.hidden // plan.tp
-    found = 0.0
-    for parameters, size in ((dense, plan.dp * plan.cp), (expert, plan.edp)):
-        if size > 1:
-            found += FP32_BYTES * parameters * (1 + (1 / size if plan.zero_stage else 1))
-    return found
 
 
 def _gathered(job: Job, plan: Plan, stage: int) -> float:

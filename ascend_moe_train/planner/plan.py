@@ -43,11 +43,13 @@ class Engine:
     `gathers_stages`: with pipeline stages, stage 3 gathers a stage's weights once a step, and keeps their gradients
     whole until its end. `keeps_outputs`: what a stage has sent on is kept until its backward pass. `has_buffers`:
     weights and gradients are parts of one buffer each, into which products add; not tensors of their own, which are
-    added for every micro-batch. `fuses_biases`: biases of GPT's layers, dropout and sums are one operator with the
-    next. `buffer_bytes` are flat buffers of its own. Its passes take `pace` times as long, attention products
-    `core_pace` times, as those of the device class's other software. `sends_once`: a token goes once to each node that
-    has experts for it, and is shared out there. `pairs_passes`: a forward pass runs beside a backward pass, whose
-    computation hides its exchange (DualPipe).
+    added for every micro-batch. `copies_gradients`: those of a micro-batch are tensors of their own, which are added to
+    sums where there are several, and are copied into buckets and out of them to be summed between devices.
+    `fuses_biases`: biases of GPT's layers, dropout and sums are one operator with the next. `buffer_bytes` are flat
+    buffers of its own. Its passes take `pace` times as long, attention products `core_pace` times, as those of the
+    device class's other software. `sends_once`: a token goes once to each node that has experts for it, and is shared
+    out there. `pairs_passes`: a forward pass runs beside a backward pass, whose computation hides its exchange
+    (DualPipe).
     """
 
     name: str
@@ -65,6 +67,7 @@ class Engine:
     gathers_stages: bool = False
     keeps_outputs: bool = False
     has_buffers: bool = True
+    copies_gradients: bool = False
     fuses_biases: bool = True
     buffer_bytes: float = 0.0
     pace: float = 1.0
@@ -83,6 +86,7 @@ OURS = Engine(
     keeps="inputs",
     fp32_logits=(3, 3),
     expert_scores_early=False,
+    copies_gradients=True,
 )
 ENGINES: Mapping[str, Engine] = MappingProxyType(
     {
@@ -153,6 +157,11 @@ class Imbalance:
 
 TYPICAL = Imbalance()
 BALANCED = Imbalance(expected=1.0, worst=1.0)
+
+
+def among_ranks(plan: "Plan", factor: float) -> float:
+    """Tokens of the busiest device through the mean: where every device has all experts, each has the same."""
+    return factor if plan.ep > 1 else 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,9 +17,9 @@ from ascend_moe_train.planner.block_time import PassTime, add_parts, block_time,
 from ascend_moe_train.planner.collectives import collective_s, send_s, span
 from ascend_moe_train.planner.efficiency import Efficiency, efficiency_of
 from ascend_moe_train.planner.hardware import Cluster
-from ascend_moe_train.planner.layers import ROUTED_AXES, Slice, kinds_of, tokens
+from ascend_moe_train.planner.layers import FP32_BYTES, ROUTED_AXES, Slice, kinds_of, tokens
 from ascend_moe_train.planner.memory import stage_parameters
-from ascend_moe_train.planner.plan import TYPICAL, Imbalance, Job, Plan
+from ascend_moe_train.planner.plan import TYPICAL, Imbalance, Job, Plan, among_ranks
 from ascend_moe_train.planner.wires import gradients_s, sums_early
 
 
@@ -64,6 +64,7 @@ class StepTime:
 
 
 KEPT_PIPELINES = 256
+SUM_ACCESSES = 3  # a gradient and its sum are read, the sum is written
 COMMUNICATION = ("tp", "cp", *ROUTED_AXES, "pp", "gradients", "weights")
 
 
@@ -165,9 +166,8 @@ class StepTimes:
     def _block(self, plan: Plan, cut: Slice, kind: int, is_again: bool) -> PassTime:
         key = (cut, plan.recompute, kind, is_again, plan.techniques)
         if key not in self._blocks:
-            self._blocks[key] = block_time(
-                self._job, self._cluster, plan, self._imbalance.expected, self._efficiency, kind, is_again
-            )
+            imbalance = among_ranks(plan, self._imbalance.expected)
+            self._blocks[key] = block_time(self._job, self._cluster, plan, imbalance, self._efficiency, kind, is_again)
         return self._blocks[key]
 
     def _between(self, plan: Plan, items: Mapping[str, float]) -> dict[str, float]:
@@ -179,6 +179,8 @@ class StepTimes:
             largest["gradients"] *= num_micro
         if plan.zero_stage == 3:
             largest["weights"] *= 2 * num_micro
+        if self._job.engine.copies_gradients and (num_micro > 1 or plan.pp > 1):
+            largest["gradients"] += num_micro * self._added_s(plan)
         window = sum(value for part, value in items.items() if part not in ("pp", "bubble")) / (
             1 if plan.zero_stage >= 2 else num_micro
         )
@@ -187,6 +189,14 @@ class StepTimes:
             if part in overlaps:
                 largest[part] -= self._efficiency.hidden * min(largest[part], window / 2)
         return largest
+
+    def _added_s(self, plan: Plan) -> float:
+        """Of a micro-batch's gradients, read and added to the sums."""
+        parameters: float = max(sum(stage_parameters(self._job, plan, stage)) for stage in {0, plan.pp - 1})
+        if plan.zero_stage >= 2:
+            parameters /= plan.dp * plan.cp
+        device = self._cluster.device
+        return SUM_ACCESSES * FP32_BYTES * parameters / (device.memory_bytes_per_s * self._efficiency.vector)
 
     def _of_parameters(self, plan: Plan, stage: int) -> dict[str, float]:
         counts = stage_parameters(self._job, plan, stage)

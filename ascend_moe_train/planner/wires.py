@@ -10,6 +10,7 @@ from ascend_moe_train.parallel.expert_sizes import row_bytes
 from ascend_moe_train.planner.collectives import Span, collective_s, span
 from ascend_moe_train.planner.efficiency import Efficiency
 from ascend_moe_train.planner.hardware import Cluster
+from ascend_moe_train.planner.layers import FP32_BYTES
 from ascend_moe_train.planner.plan import Job, Plan
 from ascend_moe_train.planner.sent import compressed
 
@@ -90,7 +91,17 @@ def gradients_s(
     if techniques.reduce_dtype == "fp16":  # the largest magnitude before each bucket
         buckets = -(-job.engine.gradient_bytes * parameters // techniques.bucket_bytes)
         found += buckets * collective_s("all_reduce", SCALE_BYTES, group, cluster, efficiency)
-    return found
+    return found + _into_buckets_s(job, cluster, plan, parameters, group, efficiency)
+
+
+def _into_buckets_s(
+    job: Job, cluster: Cluster, plan: Plan, parameters: float, group: Span, efficiency: Efficiency
+) -> float:
+    """Gradients are copied into buckets, and their sums out of them."""
+    if group.size == 1 or not job.engine.copies_gradients:
+        return 0.0
+    shares = 1 + (1 / group.size if plan.zero_stage else 1)
+    return 2 * shares * FP32_BYTES * parameters / (cluster.device.memory_bytes_per_s * efficiency.vector)
 
 
 def _compressed_s(

@@ -1,5 +1,7 @@
 """Whether a run fits into the memory of this machine: without this, the system kills one that does not. Pure."""
 
+import ctypes
+from contextlib import suppress
 from pathlib import Path
 
 from ascend_moe_train.config import RunConfig
@@ -43,3 +45,10 @@ def check_memory(config: RunConfig) -> None:
             f"{num_parameters(config.model):,} parameters with gradients and moments, and "
             f"{config.tokens_per_step:,} tokens per step"
         )
+
+
+def give_back_free() -> None:
+    """Gives the system what the C library keeps of memory that is free again, where it can do that (glibc). Compiling a
+    graph leaves much of it, in pieces too small for tensors."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

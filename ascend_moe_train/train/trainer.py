@@ -27,6 +27,7 @@ from ascend_moe_train.parallel.pipeline import site_of
 from ascend_moe_train.parallel.zero import check_adds_up
 from ascend_moe_train.train.building import make_step
 from ascend_moe_train.train.guard import find_origin, remember_loss, spike_limit
+from ascend_moe_train.train.memory import give_back_free
 from ascend_moe_train.train.metrics import Smoother, StepMeter, StepRecord
 from ascend_moe_train.train.persist import Tensors, restore
 from ascend_moe_train.train.profiling import Profiling
@@ -110,7 +111,10 @@ class Trainer:
         while not self.must_rewind and not self.is_done and not self._is_asked_to_stop(stop):
             self.profiling.begin(self.state.step + 1)
             self.ranks.progress.phase("step" if self._has_run else "compile", self.state.step + 1)
-            yield self._one_step(meter)
+            info = self._one_step(meter)
+            if not self._has_run:
+                give_back_free()
+            yield info
             self._has_run = True
 
     def rewind(self) -> str:

@@ -23,6 +23,7 @@ from ascend_moe_train.config import load_run, run_to_dict
 from ascend_moe_train.errors import ConfigError, DataError, MetricsError
 from ascend_moe_train.html_page import policy_hash
 from ascend_moe_train.parallel.spans import CommTotal
+from ascend_moe_train.train.metrics import resident_bytes
 from tests.small_run import write_run
 from tests.synthetic_run import HOSTILE
 from tests.unit.test_report import Page
@@ -236,3 +237,12 @@ def test_a_result_is_read_back_and_what_is_none_is_refused(asked: Asked, climbed
         path.write_text(text)
         with pytest.raises(MetricsError, match="no result of `amt bench`"):
             read_result(path)
+
+
+def test_memory_of_a_rank_is_without_pages_of_files() -> None:
+    """And no less than what it has written itself."""
+    block = bytearray(64 * 2**20)
+    block[::4096] = b"x" * len(block[::4096])
+    own = rung_rank.own_bytes("VmRSS")
+    assert len(block) < own < resident_bytes()
+    assert rung_rank.own_bytes("VmHWM") >= own

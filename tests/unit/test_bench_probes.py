@@ -28,6 +28,7 @@ from ascend_moe_train.bench.probes import (
     core_share,
     entry,
     group_sizes,
+    grouped_share,
     line,
     link,
     probed_json,
@@ -62,7 +63,9 @@ OWN = replace(
     vector=0.5,
     inside=1.0,
     operator_s=3e-6,
+    grouped=1.5,
 )
+EXPERTS = 8
 OUTLIER = 5.0  # times as long in a round in which something else ran
 
 
@@ -90,7 +93,11 @@ def work_times() -> tuple[WorkTime, ...]:
     found = []
     for m, n, k in PRODUCTS:
         each = product_s(Product("experts", m, n, k), known_device(), PEAK, OWN)
-        found.append(WorkTime(kind="product", name="matmul", shape=(m, n, k), work=2.0 * m * n * k, rounds_s=(each,)))
+        flops, alone = 2.0 * m * n * k, OWN.operator_s + each
+        found.append(WorkTime(kind="product", name="matmul", shape=(m, n, k), work=flops, rounds_s=(alone,)))
+        times = product_s(Product("experts", m, n, k, EXPERTS), known_device(), PEAK, OWN) / OWN.grouped
+        grouped = EXPERTS * flops, (OWN.operator_s + times,)
+        found.append(WorkTime(kind="grouped", name="experts", shape=(m, n, k), work=grouped[0], rounds_s=grouped[1]))
     for keys in (128, 512, 1024):
         flops = 512.0 * keys * keys
         each = flops / (PEAK * OWN.core * keys / (keys + OWN.core_knee))
@@ -131,8 +138,9 @@ def test_the_link_is_that_of_the_planner() -> None:
 
 
 def test_products_and_attention_are_those_of_the_planner() -> None:
-    product, knee = product_share(work_times(), PEAK)
+    product, knee = product_share(work_times(), PEAK, OWN.operator_s)
     assert product == pytest.approx(OWN.product, rel=0.02) and knee == pytest.approx(OWN.product_knee, abs=1)
+    assert grouped_share(work_times(), PEAK, OWN.operator_s, knee) == pytest.approx(OWN.grouped * product, rel=0.02)
     core, core_knee = core_share(work_times(), PEAK)
     assert core == pytest.approx(OWN.core, rel=0.02) and core_knee == pytest.approx(OWN.core_knee, abs=8)
 
@@ -151,10 +159,27 @@ def test_the_planner_reads_the_machine_and_predicts_what_was_measured(tmp_path: 
             each.best_s, rel=0.01
         )
     for work in work_times():
+        if work.kind not in ("product", "grouped"):
+            continue
+        m, n, k = work.shape
         if work.kind == "product":
-            m, n, k = work.shape
             predicted = product_s(Product("experts", m, n, k), device, device.peak("fp32"), own)
-            assert predicted == pytest.approx(work.best_s, rel=0.02)
+            assert own.operator_s + predicted == pytest.approx(work.best_s, rel=0.02)
+        if work.kind == "grouped":
+            predicted = product_s(Product("experts", m, n, k, EXPERTS), device, device.peak("fp32"), own) / own.grouped
+            assert own.operator_s + predicted == pytest.approx(work.best_s, rel=0.02)
+
+
+def test_attention_is_no_faster_than_the_peak_however_long() -> None:
+    far = [each for each in work_times() if each.kind == "attention"]
+    slow = [replace(each, rounds_s=(each.best_s * (100 if each.shape[0] == 128 else 1),)) for each in far]
+    assert core_share(slow, PEAK / 4)[0] <= 1
+
+
+def test_memory_is_as_fast_as_operators_find_it() -> None:
+    fast = [replace(each, rounds_s=(1e6 / 3e10,)) if each.kind == "vector" else each for each in work_times()]
+    found = entry(replace(probed(), work=tuple(fast)))
+    assert found["memory_bytes_per_s"] == pytest.approx(3e10) and found["efficiency"]["vector"] == 1
 
 
 def test_groups_divide_the_ranks() -> None:
@@ -163,7 +188,7 @@ def test_groups_divide_the_ranks() -> None:
 
 def test_operators_are_measured_in_graphs() -> None:
     found = list(Prober(LocalComm(), kernels("portable"), rounds=1).work_times())
-    assert {each.kind for each in found} == {"product", "attention", "vector", "operator"}
+    assert {each.kind for each in found} == {"product", "grouped", "attention", "vector", "operator"}
     assert all(len(each.rounds_s) == 1 and each.best_s > 0 for each in found)
     assert entry(replace(probed(), comm=(), work=tuple(found)))["peak_flops_per_s"]["fp32"] > 0
 

@@ -13,7 +13,8 @@ from ascend_moe_train.parallel.schedule import bounds
 from ascend_moe_train.planner.hardware import parse_cluster
 from ascend_moe_train.planner.layers import Slice, block_cost
 from ascend_moe_train.planner.memory import activations, in_flight_bound, memory_of, stage_parameters, states_of
-from ascend_moe_train.planner.plan import BALANCED, ENGINES, Job, Plan
+from ascend_moe_train.planner.plan import BALANCED, ENGINES, Imbalance, Job, Plan
+from ascend_moe_train.planner.summing import reduced_bytes
 from ascend_moe_train.presets import PRESETS
 
 PAPER = replace(ENGINES["megatron"], flash=False, dropout=True, selective=frozenset({"scores"}), shares_inputs=False)
@@ -232,3 +233,36 @@ def test_what_is_cached_goes_when_the_device_is_full() -> None:
     held, cached = (memory_of(job, cluster, plan).stages[0] for job in (MOE, loose))
     assert 0 < held.cached_bytes < cached.cached_bytes
     assert all(stage.cached_bytes == 0 for stage in memory_of(MOE, parse_cluster("64x910B"), plan).stages)
+
+
+DEMO = Job(model=PRESETS["demo"](), seq_len=256, global_sequences=8, precision="fp32")
+
+
+def test_where_every_device_has_all_experts_rows_are_as_many_however_uneven() -> None:
+    """Only ranks that share experts out can have more rows than others."""
+    cluster = parse_cluster("2xcpu")
+    uneven = Imbalance(expected=1.5, worst=3.0)
+    for ep, is_more in ((1, False), (2, True)):
+        plan = Plan.even(DEMO, 2, ep=ep, micro_sequences=4)
+        even = memory_of(DEMO, cluster, plan, BALANCED).peak_bytes
+        assert (memory_of(DEMO, cluster, plan, uneven).peak_bytes > even) == is_more
+
+
+def test_on_a_cpu_gradients_come_as_activations_go() -> None:
+    """Of one micro-batch they count only where they are more than what the passes need; of several there are sums."""
+    cluster, parameters = parse_cluster("1xcpu"), num_parameters(DEMO.model)
+    one, four = (Plan.even(DEMO, 1, micro_sequences=micro) for micro in (8, 2))
+    assert memory_of(DEMO, cluster, one, BALANCED).stages[0].items["gradients"] == 0
+    assert memory_of(DEMO, cluster, four, BALANCED).stages[0].items["gradients"] >= 4 * parameters
+    few = replace(DEMO, global_sequences=1)
+    small = memory_of(few, cluster, Plan.even(few, 1), BALANCED).stages[0].items
+    assert sum(small[name] for name in ("gradients", "activations", "working", "loss")) >= 4 * parameters
+
+
+@pytest.mark.parametrize(("stage", "copies"), [(0, 4.0), (1, 5.5), (2, 5.5), (3, 4.5)])
+def test_what_sums_gradients_on_a_cpu(stage: int, copies: float) -> None:
+    """Nothing is given back between the first copy and the last; with 2 ranks each share is half."""
+    plan = Plan.even(DEMO, 2, zero_stage=stage, micro_sequences=4)
+    assert reduced_bytes(DEMO, plan, 1000, 0, 0.0) == copies * 4 * 1000
+    assert reduced_bytes(DEMO, plan, 1000, 0, 1e6) == 4 * 1000 + 1e6
+    assert reduced_bytes(DEMO, Plan.even(DEMO, 1, micro_sequences=8), 1000, 0, 0.0) == 4 * 1000
