@@ -30,14 +30,14 @@ NAMES = (
 MOST_S = 1800
 BUDGET_S: Mapping[str, int] = MappingProxyType(
     {
-        "step_speed": 330,
+        "step_speed": 380,
         "convert": 90,
         "collectives": 120,
         "ranks": 150,
-        "pipeline": 180,
+        "pipeline": 170,
         "recompute": 150,
         "overlap": 120,
-        "ablate": 300,
+        "ablate": 290,
         "plan_speed": 45,
         "profile": 60,
         "onebit": 150,

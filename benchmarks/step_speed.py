@@ -1,6 +1,6 @@
 """Training step of a model against Hugging Face's on torch, and of the wider one against the guide's own layer.
 
-    python -m benchmarks.step_speed [--models demo wide] [--rounds 1] [--steps 4]
+    python -m benchmarks.step_speed [--models demo wide] [--rounds 1] [--steps 3]
 
 Two models: the demo's against Mixtral, and one with hidden 512 and 64 experts of width 256, of which a token has 8,
 against Qwen3-MoE, and against the layer that the guide shows, a loop over experts that are given all tokens (the rung
@@ -192,7 +192,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.step_speed")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help="of one answer")
     given = parser.parse_args()
     for name in given.models:
