@@ -30,18 +30,20 @@ NAMES = (
 MOST_S = 1800
 BUDGET_S: Mapping[str, int] = MappingProxyType(
     {
-        "step_speed": 380,
-        "convert": 90,
-        "collectives": 120,
-        "ranks": 150,
-        "pipeline": 170,
-        "recompute": 150,
-        "overlap": 120,
-        "ablate": 290,
-        "plan_speed": 45,
-        "profile": 60,
-        "onebit": 150,
-        "preflight": 60,
+        "step_speed": 300,
+        "convert": 60,
+        "collectives": 80,
+        "ranks": 100,
+        "pipeline": 120,
+        "recompute": 100,
+        "overlap": 190,
+        "ablate": 250,
+        "plan_speed": 30,
+        "profile": 50,
+        "onebit": 100,
+        "preflight": 50,
+        "preflight_faults": 70,
+        "predicted": 300,
     }
 )
 
