@@ -57,7 +57,7 @@ def test_a_step_is_set_beside_its_prediction(
     assert rows["model FLOP/s"]["value"] == pytest.approx(flops_per_s)
     assert rows["MFU"]["value"] == pytest.approx(flops_per_s / 2e11)  # run.peak_flops_per_s is 1e11
     assert rows["step"]["ratio"] == pytest.approx(rows["step"]["predicted"] / 0.5)
-    assert rows["memory of the fullest"]["value"] == rows["memory of rank 1"]["value"] == 400
+    assert rows["memory of the fullest"]["value"] == rows["memory of rank 1"]["value"] == 500
     assert rows["loss of the last step"]["predicted"] is None
 
 

@@ -62,7 +62,7 @@ def test_the_best_of_ours_counts(tmp_path: Path) -> None:
         ]
 
     table = ratios("en", altered(tmp_path, "step_speed", change))
-    assert [row.split(" | ")[1] for row in table if "step_speed" in row] == ["5.5", "0.55"]
+    assert [row.split(" | ")[1] for row in table if "/step_speed.md" in row] == ["5.5", "0.55"]
 
 
 def test_ends_of_a_range_count(tmp_path: Path) -> None:
