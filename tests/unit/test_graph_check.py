@@ -28,6 +28,8 @@ CASES = (
     Case(layout="pp2 x tp2 x ep2", model="tied mixtral of 2", mode="dropless", num_micro=4),
     Case(layout="pp2 zero bubble, zero3", model="untied mixtral of 2", mode="dropless", num_micro=2),
 )
+# One of each kind; `make test-all` has the others.
+QUICK = (None, "zero2 dp2", "etp2 x ep2 in 2 chunks", "tp2+sp x ep4, sums in nodes of 2", "cp2 ring", "pp2 x tp2 x ep2")
 FUSED = {
     "RmsNorm",
     "RotaryPositionEmbedding",
@@ -51,7 +53,9 @@ def found_by(*words: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=case.name, marks=[pytest.mark.slow] * (case.layout not in QUICK)) for case in CASES]
+)
 def test_a_step_compiles_and_moves_what_the_formulas_say(case: Case) -> None:
     shown = found_by("case", json.dumps(asdict(case)))
     assert shown["found"] == shown["expected"]
@@ -71,7 +75,7 @@ def test_a_stage_without_the_ends_of_the_model() -> None:
     [
         ("mixtral_8x7b", "64x910B", "512", "0"),
         pytest.param(("qwen3_30b_a3b", "16x910B", "256", "15"), marks=pytest.mark.slow),
-        ("deepseek_v3", "512x910B", "4096", "200"),
+        pytest.param(("deepseek_v3", "512x910B", "4096", "200"), marks=pytest.mark.slow),
     ],
     ids=lambda words: words[0],
 )
