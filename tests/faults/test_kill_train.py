@@ -151,7 +151,7 @@ def test_sigterm_and_ctrl_c_save_and_exit(command: Command, unbroken: Callable[[
     assert_same_run(command, unbroken())
 
 
-@pytest.mark.parametrize("kind", ["nothing more", "no checkpoint more"])
+@pytest.mark.parametrize("kind", [pytest.param("nothing more", marks=pytest.mark.slow), "no checkpoint more"])
 def test_a_full_disk_is_one_line_and_leaves_the_checkpoints_whole(
     kind: str, command: Command, unbroken: Callable[[], Command]
 ) -> None:
