@@ -1,8 +1,8 @@
 """One rank whose kernels are timed: those of the library, each behind a function that takes its time.
 
 The functions are C, generated and compiled here, so that what they add is two readings of a clock. Each kernel belongs
-to a part of the step; what is outside of all is MindSpore's own: products with one weight, all operators of the router,
-sums of the residual stream, scheduling, and Python.
+to a part of the step; what is outside of all is MindSpore's own: all operators of the router, sums of the residual
+stream, scheduling, and Python.
 """
 
 import ctypes
@@ -22,6 +22,7 @@ from benchmarks.ranks_train import RUN, Layout
 
 PARTS: Mapping[str, tuple[str, ...]] = {
     "products of experts": ("grouped_matmul", "grouped_matmul_dx", "grouped_matmul_dw"),
+    "products with one weight": ("matmul", "matmul_dx", "matmul_dw"),
     "attention": ("attention", "attention_grad"),
     "sort, permute, combine": ("sort_by_expert", "permute", "permute_dx", "combine", "combine_grad"),
     "activation of experts": ("swiglu", "swiglu_grad"),
@@ -30,7 +31,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "norm of gradients": ("square_sum",),
     "AdamW": ("adamw",),
 }
-OUTSIDE = "MindSpore's own: products with one weight, small operators, scheduling"
+OUTSIDE = "MindSpore's own: router, sums, scheduling"
 KERNELS = [kernel for kernels in PARTS.values() for kernel in kernels]
 HEAD = """#define _GNU_SOURCE
 #include <dlfcn.h>

@@ -25,6 +25,18 @@ def uniform_noise(place_T: Tensor, columns: int, seed: Tensor, amplitude: Tensor
     return 1.0 - amplitude + 2.0 * amplitude * unit
 
 
+_segment_sum = ops.UnsortedSegmentSum()
+
+
+def count_assignments(expert_TK: Tensor, sequence_T: Tensor, num_sequences: int, num_experts: int) -> Tensor:
+    """How often the tokens of each sequence chose each expert: (B, E), int32."""
+    T, K = expert_TK.shape
+    place_TK = ops.expand_dims(sequence_T, 1) * num_experts + expert_TK
+    one_N = ops.ones((T * K,), ms.int32)
+    counts_N = _segment_sum(one_N, ops.reshape(place_TK, (T * K,)), num_sequences * num_experts)
+    return ops.reshape(counts_N, (num_sequences, num_experts))
+
+
 class RouterFigures:
     """What a router's losses and the user want to know of its decisions over a batch of B sequences."""
 
@@ -38,11 +50,10 @@ class RouterFigures:
         logsumexp(logits)^2 (ST-MoE: Zoph et al., 2022, section 3.2); counts_BE are assignments per sequence and expert,
         before any drop.
         """
-        T, K = expert_TK.shape
+        T = expert_TK.shape[0]
         per_sequence = T // num_sequences
         z_loss = ops.reshape(ops.mean(log_sum_T * log_sum_T), (1,))
-        chosen_BN1 = ops.expand_dims(ops.reshape(expert_TK, (num_sequences, per_sequence * K)), 2)
-        counts_BE = ops.cast(ops.sum(ops.cast(chosen_BN1 == numbers(self.num_experts), ms.int32), 1), ms.int32)
+        counts_BE = count_assignments(expert_TK, numbers(T) // per_sequence, num_sequences, self.num_experts)
         probability_BE = ops.mean(ops.reshape(probability_TE, (num_sequences, per_sequence, self.num_experts)), 1)
         return expert_TK, probability_BE, z_loss, counts_BE
 

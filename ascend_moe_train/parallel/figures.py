@@ -8,6 +8,7 @@ from mindspore import ops
 from numpy.typing import NDArray
 
 from ascend_moe_train.model.kernels.constants import numbers
+from ascend_moe_train.model.router import count_assignments
 from ascend_moe_train.parallel.autodiff import reduce
 from ascend_moe_train.parallel.comm import Collectives, Group, Tensor
 
@@ -43,17 +44,19 @@ class GlobalFigures:
         and so does what sends tokens to them."""
         T, E = expert_TK.shape[0], self.num_experts
         B = self.shares * num_sequences if self.per_sequence else 1
-        chosen_TE = ops.sum(ops.cast(ops.expand_dims(expert_TK, 2) == numbers(E), ms.float32), 1)
-        both_BE = self.by_sequence(ops.concat((probability_TE, chosen_TE), 1), num_sequences)
+        sequence_T = self.sequence_T if self.per_sequence else numbers(T) // T
+        counts_BE = ops.cast(count_assignments(expert_TK, sequence_T, B, E), ms.float32)
+        probability_BE = self.by_sequence(probability_TE, B)
         z = ops.reshape(ops.sum(log_sum_T * log_sum_T), (1,))
-        sums = self.sum(ops.concat((ops.reshape(both_BE, (B * 2 * E,)), z), 0))
-        both_BE = ops.reshape(sums[: B * 2 * E], (B, 2 * E))
+        mine = (ops.reshape(probability_BE, (B * E,)), ops.reshape(ops.stop_gradient(counts_BE), (B * E,)), z)
+        sums = self.sum(ops.concat(mine, 0))
+        probability_BE = ops.reshape(sums[: B * E], (B, E))
+        counts_BE = ops.cast(ops.stop_gradient(ops.reshape(sums[B * E : 2 * B * E], (B, E))), ms.int32)
         tokens = T * self.num_ranks
-        counts_BE = ops.cast(ops.stop_gradient(both_BE[:, E:]), ms.int32)
-        return ops.depend(expert_TK, sums), both_BE[:, :E] / (tokens // B), sums[B * 2 * E :] / tokens, counts_BE
+        return ops.depend(expert_TK, sums), probability_BE / (tokens // B), sums[2 * B * E :] / tokens, counts_BE
 
     def by_sequence(self, x_TE: Tensor, num_sequences: int) -> Tensor:
         """Sums over the tokens of each sequence of the micro-batch, as far as they are here: (B, E)."""
         if not self.per_sequence:
             return ops.sum(x_TE, 0, True)
-        return ops.unsorted_segment_sum(x_TE, self.sequence_T, self.shares * num_sequences)
+        return ops.unsorted_segment_sum(x_TE, self.sequence_T, num_sequences)

@@ -35,12 +35,13 @@ def _integers(*values: int) -> Tensor:
 
 
 class NativeKernels(PortableKernels):
-    """`protocol.Kernels` for CPUs, in fp32. Products with one weight stay MindSpore's own, which are as fast."""
+    """`protocol.Kernels` for CPUs, in fp32."""
 
     name = "native"
 
     def __init__(self, library: Path) -> None:
         self.library = library
+        self._matmul = self._make_matmul()
         self._embed = self._make_embed()
         self._rms_norm = self._make_rms_norm()
         self._split_2, self._split_3 = self._make_split(2), self._make_split(3)
@@ -75,6 +76,19 @@ class NativeKernels(PortableKernels):
             return dtype if outputs == 1 else (dtype,) * outputs
 
         return ops.Custom(f"{self.library}:{function}", shape, dtypes, "aot", gradient)
+
+    def _make_matmul(self) -> Any:
+        backward_x = self._operator("matmul_dx", lambda dy, w: [dy[0], w[1]])
+        backward_w = self._operator("matmul_dw", lambda dy, x: [dy[1], x[1]])
+
+        def gradient(x_TD: Tensor, w_FD: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
+            return backward_x(dout, w_FD), backward_w(dout, x_TD)
+
+        return self._operator("matmul", lambda x, w: [x[0], w[0]], gradient)
+
+    def matmul(self, x_TD: Tensor, w_FD: Tensor) -> Tensor:
+        """Tiles of the result."""
+        return self._matmul(x_TD, w_FD)
 
     def _make_embed(self) -> Any:
         backward = self._operator("embed_dw", lambda dy, token, w: w)

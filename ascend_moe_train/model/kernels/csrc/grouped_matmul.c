@@ -1,7 +1,8 @@
 /* Matrix products over consecutive blocks of rows, one weight per block: the experts of a layer. */
 #include "common.h"
 
-enum { BLOCK_ROWS = 128, BLOCK_COLUMNS = 128 };
+/* The largest tasks that let a few threads end together: a thread packs what it multiplies anew for each. */
+enum { BLOCK_ROWS = 256, GRADIENT_ROWS = 128, GRADIENT_COLUMNS = 512 };
 
 typedef struct {
     int64_t expert, first, count;
@@ -67,7 +68,8 @@ KERNEL(grouped_matmul_dw) {
     const float *x = params[0], *dy = params[1];
     const int32_t *counts_E = params[2];
     float *dw = params[3];
-    int64_t D = shapes[0][1], F = shapes[1][1], E = shapes[2][0], blocks = ceil_div(D, BLOCK_COLUMNS);
+    int64_t D = shapes[0][1], F = shapes[1][1], E = shapes[2][0];
+    int64_t down = ceil_div(D, GRADIENT_ROWS), across = ceil_div(F, GRADIENT_COLUMNS);
     int64_t *start = scratch(1, (size_t)(E + 1) * sizeof *start);
     if (!start) return KERNEL_NO_MEMORY;
     Plan plan = plan_rows(counts_E, E, shapes[0][0]);
@@ -75,15 +77,16 @@ KERNEL(grouped_matmul_dw) {
     start[0] = 0;
     for (int64_t e = 0; e < E; e++) start[e + 1] = start[e] + counts_E[e];
 #pragma omp parallel for schedule(dynamic, 1)
-    for (int64_t i = 0; i < E * blocks; i++) {
-        int64_t e = i / blocks, first = i % blocks * BLOCK_COLUMNS;
-        int64_t columns = min_i64(BLOCK_COLUMNS, D - first), rows = start[e + 1] - start[e];
-        float *out = dw + (e * D + first) * F;
-        if (rows == 0) {
-            memset(out, 0, (size_t)(columns * F) * sizeof *out);
+    for (int64_t i = 0; i < E * down * across; i++) {
+        int64_t e = i / (down * across), row = i / across % down * GRADIENT_ROWS, column = i % across * GRADIENT_COLUMNS;
+        int64_t rows = min_i64(GRADIENT_ROWS, D - row), columns = min_i64(GRADIENT_COLUMNS, F - column);
+        int64_t first = start[e], count = start[e + 1] - first;
+        float *out = dw + (e * D + row) * F + column;
+        if (count == 0) {
+            for (int64_t r = 0; r < rows; r++) memset(out + r * F, 0, (size_t)columns * sizeof *out);
         } else {
-            dnnl_sgemm('T', 'N', columns, F, rows, 1.0f, x + start[e] * D + first, D, dy + start[e] * F, F, 0.0f, out,
-                       F);
+            dnnl_sgemm('T', 'N', rows, columns, count, 1.0f, x + first * D + row, D, dy + first * F + column, F, 0.0f,
+                       out, F);
         }
     }
     return KERNEL_OK;
