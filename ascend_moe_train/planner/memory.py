@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from ascend_moe_train.parallel.config import ScheduleName
 from ascend_moe_train.parallel.expert_sizes import row_bytes
+from ascend_moe_train.planner.cpu_graph import graph_bytes
 from ascend_moe_train.planner.hardware import Cluster, Device
 from ascend_moe_train.planner.layers import (
     AXES,
@@ -24,13 +25,11 @@ from ascend_moe_train.planner.layers import (
 )
 from ascend_moe_train.planner.plan import TYPICAL, Imbalance, Job, Plan, among_ranks
 from ascend_moe_train.planner.sent import compressed
-from ascend_moe_train.planner.summing import early_bytes, reduced_bytes
+from ascend_moe_train.planner.summing import early_bytes, reduced_bytes, summed_bytes
 
 HEAD_SHARE = 0.75  # of the head's gradient, still there at the fullest moment
-# of "cpu" Python, MindSpore and what a compiled graph takes that has no layers, with each layer's part of it:
-# `python -m benchmarks predicted`
-CONTEXT_BYTES: Mapping[str, float] = {"npu": 4.0e9, "gpu": 1.5e9, "cpu": 0.28e9}
-GRAPH_BYTES: Mapping[str, float] = {"npu": 0.0, "gpu": 0.0, "cpu": 20e6}
+# of "cpu" Python, MindSpore, and what a compiled graph takes that has no layers (see cpu_graph.py)
+CONTEXT_BYTES: Mapping[str, float] = {"npu": 4.0e9, "gpu": 1.5e9, "cpu": 0.273e9}
 GROUP_BUFFER_BYTES: Mapping[str, float] = {"npu": 200e6, "gpu": 100e6, "cpu": 1e6}
 RESERVE_SHARE = 0.02  # lost between pieces of what is handed out and taken back
 KEPT_STAGES = 4096
@@ -260,29 +259,27 @@ def _held(job: Job, cluster: Cluster, plan: Plan, stage: int, imbalance: float) 
     groups = sum(getattr(plan, axis) > 1 for axis in AXES)
     lost = compressed(job, plan)[1] if plan.techniques.is_compressed else 0
     kind = cluster.device.kind
-    gradients, gathered, reduced = of_dense.gradients + of_expert.gradients, _gathered(job, plan, stage), 0.0
+    gradients, gathered, reduced, graph = (
+        of_dense.gradients + of_expert.gradients,
+        _gathered(job, plan, stage),
+        0.0,
+        0.0,
+    )
     if kind == "cpu" and job.engine.keeps == "inputs":
-        reduced = reduced_bytes(job, plan, *counts, _largest_block_bytes(job, plan, stage, imbalance))
+        reduced = reduced_bytes(plan, *counts, _largest_block_bytes(job, plan, stage, imbalance))
         gradients *= plan.pp > 1 or plan.num_micro(job) > 1
-        gathered = 0.0
+        gathered = summed_bytes(job, plan, *counts)
+        layers = sum(count for _, count in _kinds_on(job, plan.stage_layers, plan.pp, stage))
+        graph = graph_bytes(plan, layers, _recomputed(plan, layers))
     return _Held(
         weights=of_dense.weights + of_expert.weights,
         gradients=gradients,
         reduced=reduced,
         optimizer=of_dense.optimizer + of_expert.optimizer + lost,
         gathered=gathered + early_bytes(job, plan, *counts),
-        runtime=CONTEXT_BYTES[kind]
-        + _graph_layers(plan, _kinds_on(job, plan.stage_layers, plan.pp, stage)) * GRAPH_BYTES[kind]
-        + groups * GROUP_BUFFER_BYTES[kind]
-        + job.engine.buffer_bytes,
+        runtime=CONTEXT_BYTES[kind] + graph + groups * GROUP_BUFFER_BYTES[kind] + job.engine.buffer_bytes,
         host=of_dense.host + of_expert.host,
     )
-
-
-def _graph_layers(plan: Plan, kinds: tuple[tuple[int, int], ...]) -> int:
-    """Layers of a stage's graph, where those that go forward again are twice."""
-    layers = sum(count for _, count in kinds)
-    return layers + (_recomputed(plan, layers) if plan.recompute == "full" else 0)
 
 
 def _largest_block_bytes(job: Job, plan: Plan, stage: int, imbalance: float) -> float:

@@ -1,6 +1,7 @@
 """The planner's memory against closed forms of the literature, and what must hold between plans."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,11 +11,19 @@ from ascend_moe_train.model.config import ModelConfig
 from ascend_moe_train.model.counts import num_parameters
 from ascend_moe_train.parallel.config import ScheduleName
 from ascend_moe_train.parallel.schedule import bounds
+from ascend_moe_train.planner.cpu_graph import (
+    AGAIN_BYTES,
+    COLLECTIVES_BYTES,
+    DATA_BYTES,
+    EXPERT_BYTES,
+    LAYER_BYTES,
+    graph_bytes,
+)
 from ascend_moe_train.planner.hardware import parse_cluster
 from ascend_moe_train.planner.layers import Slice, block_cost
 from ascend_moe_train.planner.memory import activations, in_flight_bound, memory_of, stage_parameters, states_of
 from ascend_moe_train.planner.plan import BALANCED, ENGINES, Imbalance, Job, Plan
-from ascend_moe_train.planner.summing import reduced_bytes
+from ascend_moe_train.planner.summing import reduced_bytes, summed_bytes
 from ascend_moe_train.presets import PRESETS
 
 PAPER = replace(ENGINES["megatron"], flash=False, dropout=True, selective=frozenset({"scores"}), shares_inputs=False)
@@ -259,10 +268,35 @@ def test_on_a_cpu_gradients_come_as_activations_go() -> None:
     assert sum(small[name] for name in ("gradients", "activations", "working", "loss")) >= 4 * parameters
 
 
-@pytest.mark.parametrize(("stage", "copies"), [(0, 4.0), (1, 5.5), (2, 5.5), (3, 4.5)])
+@pytest.mark.parametrize(("stage", "copies"), [(0, 1.0), (1, 2.2), (2, 2.2), (3, 1.6)])
 def test_what_sums_gradients_on_a_cpu(stage: int, copies: float) -> None:
-    """Nothing is given back between the first copy and the last; with 2 ranks each share is half."""
+    """A bucket and copies of what is summed; sums over micro-batches stand for one of them where weights are whole."""
+    one, four = (Plan.even(DEMO, 2, zero_stage=stage, micro_sequences=micro) for micro in (4, 1))
+    parameters = 10**9
+    copy, bucket = 4 * parameters, one.techniques.bucket_bytes
+    assert summed_bytes(DEMO, one, parameters, 0) == pytest.approx(copies * copy + bucket)
+    assert summed_bytes(DEMO, four, parameters, 0) == pytest.approx((copies - (stage < 3)) * copy + bucket)
+    assert summed_bytes(DEMO, one, 1000, 0) == pytest.approx((copies + 1) * 4 * 1000)
+    alone = Plan.even(DEMO, 1, micro_sequences=8)
+    assert summed_bytes(DEMO, alone, parameters, parameters) == 0.0
+
+
+@pytest.mark.parametrize(("stage", "share"), [(0, 1.0), (2, 1.0), (3, 0.5)])
+def test_what_a_backward_pass_ends_with_on_a_cpu(stage: int, share: float) -> None:
+    """Gradients, in stage 3 this rank's, and what the last block needs."""
     plan = Plan.even(DEMO, 2, zero_stage=stage, micro_sequences=4)
-    assert reduced_bytes(DEMO, plan, 1000, 0, 0.0) == copies * 4 * 1000
-    assert reduced_bytes(DEMO, plan, 1000, 0, 1e6) == 4 * 1000 + 1e6
-    assert reduced_bytes(DEMO, Plan.even(DEMO, 1, micro_sequences=8), 1000, 0, 0.0) == 4 * 1000
+    assert reduced_bytes(plan, 1000, 500, 1e6) == 1e6 + 4 * 1500 * share
+
+
+def test_a_graph_on_a_cpu_grows_with_its_layers_and_what_is_in_them() -> None:
+    """Each collective adds to every layer, the first one to the graph; a pipeline's stages have two graphs."""
+
+    def of(ranks: int, recomputed: int = 0, layers: int = 4, **axes: Any) -> float:
+        return graph_bytes(Plan.even(DEMO, ranks, micro_sequences=8 // ranks, **axes), layers, recomputed)
+
+    assert of(1) == 4 * LAYER_BYTES and of(1, layers=8) == 8 * LAYER_BYTES
+    assert of(1, 4, recompute="full") == 4 * (LAYER_BYTES + AGAIN_BYTES)
+    assert of(2) == 4 * (LAYER_BYTES + DATA_BYTES) + COLLECTIVES_BYTES
+    assert of(2, ep=2) == of(2) + 4 * EXPERT_BYTES
+    assert of(2, tp=2) == 4 * LAYER_BYTES + COLLECTIVES_BYTES
+    assert of(2, pp=2, layers=2) == 2 * 2 * LAYER_BYTES
