@@ -56,10 +56,10 @@ def golden_losses(layout: str) -> list[float]:
     return curve.golden_losses(golden_path(layout))
 
 
-def on_ranks(function: str, folder: Path, deadline_s: float) -> list[Any]:
-    """What a function of curve_worker.py returns on each of NUM_RANKS ranks; runs and checkpoints are in `folder`."""
+def on_ranks(function: str, folder: Path, deadline_s: float, layouts: Sequence[str] = tuple(LAYOUTS)) -> list[Any]:
+    """What a function of curve_worker.py returns of some layouts on each of NUM_RANKS ranks; runs are in `folder`."""
     write_corpus(folder)
     # the trainer takes this for the sign that it was started with other ranks
     started = {variables.RUN_ID: "curves"}
     worker = f"tests.parity.curve_worker:{function}"
-    return run_ranks(NUM_RANKS, worker, str(folder), deadline_s=deadline_s, environment=started)
+    return run_ranks(NUM_RANKS, worker, [str(folder), *layouts], deadline_s=deadline_s, environment=started)

@@ -1,6 +1,6 @@
 """What each rank does for test_reshard.py and scripts/golden.py: the runs of curve_cases.py, by the trainer itself.
 
-The steps of all layouts are compiled once, in the same processes; then each loads what each has saved.
+The steps of all layouts asked for are compiled once, in the same processes; then each loads what each has saved.
 """
 
 import os
@@ -17,7 +17,7 @@ from ascend_moe_train.selftest.curve_steps import Curve, continued, trainer_of, 
 from ascend_moe_train.train.persist import FIRST, SECOND
 from ascend_moe_train.train.ranks import alone, join
 from ascend_moe_train.train.trainer import Trainer
-from tests.parity.curve_cases import LAYOUTS, run_of
+from tests.parity.curve_cases import run_of
 
 LOST: Mapping[str, Callable[[str], bool]] = {
     "first moments": lambda name: name.startswith(FIRST),
@@ -29,18 +29,19 @@ Figures = list[tuple[float, float]]
 """Loss and gradient norm of each step."""
 
 
-def curves(folder: str) -> dict[str, Figures]:
-    """By layout that this rank is in, all steps."""
-    return {layout: _figures(unbroken(trainer)) for layout, trainer in _trainers(folder)}
+def curves(asked: list[str]) -> dict[str, Figures]:
+    """By layout that this rank is in, all steps; `asked` are the folder and the layouts."""
+    return {layout: _figures(unbroken(trainer)) for layout, trainer in _trainers(asked)}
 
 
-def reshards(folder: str) -> dict[str, Any]:
+def reshards(asked: list[str]) -> dict[str, Any]:
     """`curves` as above; `continued`, by the layout that loaded and the one that had saved, the steps after those that
     were saved; `lost`, of one process, the same without some of what was saved."""
+    folder, *layouts = asked
     trainers, found = {}, {}
-    for layout, trainer in _trainers(folder):
+    for layout, trainer in _trainers(asked):
         trainers[layout], found[layout] = trainer, _figures(unbroken(trainer))
-    roots = {layout: Path(run_of(layout, folder).run.dir) / store.CHECKPOINTS for layout in LAYOUTS}
+    roots = {layout: Path(run_of(layout, folder).run.dir) / store.CHECKPOINTS for layout in layouts}
     went_on = {
         layout: {saved: _figures(continued(trainer, root)) for saved, root in roots.items()}
         for layout, trainer in trainers.items()
@@ -52,10 +53,11 @@ def reshards(folder: str) -> dict[str, Any]:
     return {"curves": found, "continued": went_on, "lost": lost}
 
 
-def _trainers(folder: str) -> Iterator[tuple[str, Trainer]]:
+def _trainers(asked: list[str]) -> Iterator[tuple[str, Trainer]]:
     """Of all layouts that this rank is in, each when it is asked for: all ranks come to it together."""
     rank = MpiComm().rank
-    for layout in LAYOUTS:
+    folder, *layouts = asked
+    for layout in layouts:
         config = run_of(layout, folder)
         if layout == ONE_PROCESS and rank > 0:
             continue

@@ -1,5 +1,9 @@
 """Losses by layout: what any layout saves, any other goes on from, and all are those kept in tests/golden."""
 
+from functools import cache
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -17,11 +21,19 @@ from tests.parity.curve_cases import (
 )
 
 NEXT = slice(SAVED_AFTER, SAVED_AFTER + MORE)
+# Of weights that are cut, and of those that are dealt to stages and replicas; all pairs are in `make test-all`.
+QUICK = (ONE_PROCESS, "tp2+sp x ep2", "pp2 x 2 chunks x dp2 zero1")
 
 
-@pytest.fixture(scope="module")
-def by_rank(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return on_ranks("reshards", tmp_path_factory.mktemp("runs"), deadline_s=1200)
+def is_quick(*layouts: str) -> bool:
+    return set(layouts) <= set(QUICK)
+
+
+@cache
+def of_ranks(quick: bool) -> list[dict[str, Any]]:
+    """What each rank has of some layouts, or of all."""
+    with TemporaryDirectory() as folder:
+        return on_ranks("reshards", Path(folder), deadline_s=1200, layouts=QUICK if quick else tuple(LAYOUTS))
 
 
 def assert_equal(found: Any, wanted: Any) -> None:
@@ -31,24 +43,31 @@ def assert_equal(found: Any, wanted: Any) -> None:
         assert each == pytest.approx(expected, rel=TOLERANCE)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_rank_sees_the_losses_of_the_golden_file(layout: str, by_rank: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize(
+    "layout", [pytest.param(each, marks=[pytest.mark.slow] * (not is_quick(each))) for each in LAYOUTS]
+)
+def test_every_rank_sees_the_losses_of_the_golden_file(layout: str) -> None:
+    by_rank = of_ranks(is_quick(layout))
     curves = [result["curves"][layout] for result in by_rank[: num_ranks(layout)]]
     for curve in curves:
         assert_equal(curve, by_rank[0]["curves"][ONE_PROCESS])
         assert [loss for loss, _ in curve] == pytest.approx(golden_losses(layout), rel=TOLERANCE)
 
 
-@pytest.mark.parametrize("loaded", LAYOUTS)
-@pytest.mark.parametrize("saved", LAYOUTS)
-def test_a_layout_goes_on_from_what_another_saved(saved: str, loaded: str, by_rank: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize(
+    ("saved", "loaded"),
+    [pytest.param(*pair, marks=[pytest.mark.slow] * (not is_quick(*pair))) for pair in product(LAYOUTS, LAYOUTS)],
+)
+def test_a_layout_goes_on_from_what_another_saved(saved: str, loaded: str) -> None:
+    by_rank = of_ranks(is_quick(saved, loaded))
     unbroken = by_rank[0]["curves"][ONE_PROCESS][NEXT]
     for result in by_rank[: num_ranks(loaded)]:
         assert_equal(result["continued"][loaded][saved], unbroken)
 
 
 @pytest.mark.parametrize("name", ["first moments", "second moments", "balance biases"])
-def test_what_is_not_loaded_would_be_seen(name: str, by_rank: list[dict[str, Any]]) -> None:
+def test_what_is_not_loaded_would_be_seen(name: str) -> None:
+    by_rank = of_ranks(True)
     unbroken, lost = by_rank[0]["curves"][ONE_PROCESS][NEXT], by_rank[0]["lost"][name]
     assert max(abs(found / wanted - 1) for (found, _), (wanted, _) in zip(lost, unbroken, strict=True)) > 5 * TOLERANCE
 

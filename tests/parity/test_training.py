@@ -158,14 +158,27 @@ def batches(cases: Iterable[Case]) -> dict[str, list[Case]]:
     return found
 
 
-MIXED, EVERY = batches(COMPOSED), batches(NAMED)
-# Of two and of four ranks the first are in `make test`; with more it would take too long.
-QUICK = {"2 ranks, 1", "4 ranks, 1"}
+# Between them and the quick runs of test_reshard.py is every form of parallel.
+QUICK = [
+    next(case for case in COMPOSED if case.layout == layout)
+    for layout in (
+        "2 ranks tp2 zero_stage=1",
+        "2 ranks cp2 zero_stage=3 context=ulysses",
+        "2 ranks etp2 zero_stage=2",
+        "2 ranks pp2 zero_stage=1 schedule=zero_bubble",
+        "4 ranks cp2 etp2 zero_stage=3 context=ring",
+    )
+]
+FEW, MIXED, EVERY = batches(QUICK), batches(case for case in COMPOSED if case not in QUICK), batches(NAMED)
 
 
-@pytest.mark.parametrize(
-    "batch", [pytest.param(each, marks=[pytest.mark.slow] * (each not in QUICK)) for each in MIXED]
-)
+@pytest.mark.parametrize("batch", FEW)
+def test_some_random_layouts_train_as_one_process_does(batch: str) -> None:
+    check(FEW[batch])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", MIXED)
 def test_random_layouts_train_as_one_process_does(batch: str) -> None:
     check(MIXED[batch])
 
