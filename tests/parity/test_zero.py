@@ -1,5 +1,6 @@
 """Data parallel training in every stage of ZeRO, on several processes, is the training of one process."""
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -18,18 +19,37 @@ TOLERANCE = 1e-5
 ROUNDOFF = {"fp16": (2.0**-11, 2.0**-25), "bf16": (2.0**-8, 2.0**-134)}
 
 ON = {2: [case.name for case in ON_TWO], 4: [case.name for case in ON_FOUR]}
-NAMES = [*ON[2], *(pytest.param(name, marks=pytest.mark.slow) for name in ON[4])]
+# every stage, small buckets, moments on the host, adapters, what is rounded on its way in both kinds of sums
+QUICK = {
+    CASES[name].name
+    for name in (
+        "2 ranks, stage 0, 2 micro",
+        "2 ranks, stage 1, 2 micro, offload_optimizer True",
+        "2 ranks, stage 2, 2 micro, bucket_bytes 300",
+        "2 ranks, stage 3, 1 micro, bucket_bytes 300, offload_optimizer True, model tied",
+        "2 ranks, stage 3, 2 micro, has_adapters True",
+        "2 ranks, stage 0, 1 micro, reduce_dtype bf16",
+        "2 ranks, stage 2, 1 micro, reduce_dtype fp16",
+    )
+}
 ROUNDED = [name for name in ON[2] if "reduce_dtype" in CASES[name].options]
 
 
+def each(names: Iterable[str]) -> Any:
+    """Parameters of a test; those that are slow are marked."""
+    slow = pytest.mark.slow
+    return pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=slow) for n in names])
+
+
 @cache
-def of_ranks(ranks: int) -> list[dict[str, Any]]:
-    """Results of all cases on so many ranks, of each rank: one start of processes."""
-    return run_ranks(ranks, "tests.parity.zero_worker:on_rank", ON[ranks], deadline_s=DEADLINE_S)
+def of_ranks(ranks: int, quick: bool) -> list[dict[str, Any]]:
+    """Results of all such cases on so many ranks, of each rank: one start of processes."""
+    names = [name for name in ON[ranks] if (name in QUICK) == quick]
+    return run_ranks(ranks, "tests.parity.zero_worker:on_rank", names, deadline_s=DEADLINE_S)
 
 
 def results(case: Case) -> list[dict[str, Any]]:
-    return [each[case.name] for each in of_ranks(case.ranks)]
+    return [each[case.name] for each in of_ranks(case.ranks, case.name in QUICK)]
 
 
 ONE_PROCESS = {case.reference.name: case.reference for case in (ALONE, *CASES.values())}
@@ -62,7 +82,7 @@ def assert_equal_steps(expected: dict[str, Any], found: list[dict[str, Any]]) ->
             assert relative_error(whole(parts, kind), whole([one], kind)) < TOLERANCE, (tensor, kind)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ROUNDED])
+@each(name for name in CASES if name not in ROUNDED)
 def test_steps_equal_those_of_one_process(name: str) -> None:
     case = CASES[name]
     assert_equal_steps(of_one_process(case.reference.name), results(case))
@@ -77,7 +97,7 @@ def test_alone_there_is_nothing_to_share() -> None:
     assert all(np.array_equal(found["state"]["read"][tensor], owned["weight"]) for tensor, owned in tensors)
 
 
-@pytest.mark.parametrize("name", ROUNDED)
+@each(ROUNDED)
 def test_gradients_are_rounded_once_on_their_way(name: str) -> None:
     """Each element of each rank is, and of an all_reduce the sum too: a tensor's error is at most `relative` times the
     sum of the norms of what the ranks bring, and what is too small is off by `least` at most."""
@@ -96,7 +116,7 @@ def test_gradients_are_rounded_once_on_their_way(name: str) -> None:
     assert max(errors) > TOLERANCE
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each(CASES)
 def test_what_the_model_reads_is_what_the_owners_have(name: str) -> None:
     found = results(CASES[name])
     for tensor in found[0]["state"]["owned"]:
@@ -109,7 +129,7 @@ def test_what_the_model_reads_is_what_the_owners_have(name: str) -> None:
                 np.testing.assert_array_equal(read, rank["state"]["owned"][tensor]["weight"], tensor)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each(CASES)
 def test_padding_stays_zero(name: str) -> None:
     for rank in results(CASES[name]):
         for tensor, part in rank["state"]["owned"].items():
@@ -117,14 +137,14 @@ def test_padding_stays_zero(name: str) -> None:
                 assert not part[kind].reshape(-1)[part["stop"] - part["start"] :].any(), (tensor, kind)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each(CASES)
 def test_a_skipped_step_changes_no_bit(name: str) -> None:
     for rank in results(CASES[name]):
         assert rank["skipped"] == [0.0, 0.0]
         assert rank["same"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each(CASES)
 def test_ranks_make_the_same_calls_in_every_step(name: str) -> None:
     found = results(CASES[name])
     first = found[0]["calls"][0]
@@ -132,7 +152,7 @@ def test_ranks_make_the_same_calls_in_every_step(name: str) -> None:
     assert [rank["calls"] for rank in found] == [[first] * len(found[0]["calls"])] * len(found)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each(CASES)
 def test_traffic_is_the_closed_form(name: str) -> None:
     for rank in results(CASES[name]):
         if CASES[name].has_adapters:  # the formula is an upper bound there
@@ -142,12 +162,12 @@ def test_traffic_is_the_closed_form(name: str) -> None:
             assert rank["sent"] == rank["expected_sent"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each(CASES)
 def test_memory_is_the_closed_form(name: str) -> None:
     for rank in results(CASES[name]):
         assert rank["bytes"] == rank["expected_bytes"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each(CASES)
 def test_weights_follow_parts_that_come_from_elsewhere(name: str) -> None:
     assert all(rank["refilled"] for rank in results(CASES[name]))
