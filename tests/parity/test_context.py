@@ -15,14 +15,21 @@ TOLERANCE, FP16_TOLERANCE = 1e-5, 2e-2
 DEADLINE_S = 600.0
 
 
+# On two ranks everything is quick; of what is as on two, four ranks have it in `make test-all`.
+SLOW = ("ring 4, values of another size", "ring 4, fp16", "ulysses 4, values of another size", "ulysses 4, fp16")
+EACH = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES]
+)
+
+
 @cache
-def all_found(ranks: int) -> list[Any]:
-    names = [name for name, case in CASES.items() if case.ranks == ranks]
+def all_found(ranks: int, slow: bool) -> list[Any]:
+    names = [name for name, case in CASES.items() if case.ranks == ranks and (name in SLOW) == slow]
     return run_ranks(ranks, "tests.parity.context_worker:on_rank", names, deadline_s=DEADLINE_S)
 
 
 def found(name: str) -> list[dict[str, Any]]:
-    return [result[name] for result in all_found(CASES[name].ranks)]
+    return [result[name] for result in all_found(CASES[name].ranks, name in SLOW)]
 
 
 def whole(case: Case, key: str) -> F64:
@@ -37,7 +44,7 @@ def whole(case: Case, key: str) -> F64:
     return sequences
 
 
-@pytest.mark.parametrize("name", CASES)
+@EACH
 def test_output_and_gradients_are_those_of_whole_sequences(name: str) -> None:
     case = CASES[name]
     tolerance = TOLERANCE if case.precision == "fp32" else FP16_TOLERANCE
@@ -49,13 +56,13 @@ def test_output_and_gradients_are_those_of_whole_sequences(name: str) -> None:
     assert {key: error for key, error in errors.items() if not error < tolerance} == {}
 
 
-@pytest.mark.parametrize("name", CASES)
+@EACH
 def test_order_is_the_same_on_every_rank(name: str) -> None:
     first, *others = [result["calls"] for result in found(name)]
     assert others == [first] * len(others)
 
 
-@pytest.mark.parametrize("name", CASES)
+@EACH
 def test_bytes_are_those_of_the_formula(name: str) -> None:
     """The docstrings of Ring and UlyssesKernels."""
     case = CASES[name]

@@ -34,12 +34,16 @@ class Alone(Case):
         return RunConfig.model_validate_json(json.dumps({**run_to_dict(super().run()), "recompute": recompute}))
 
 
-ALONE = [
+QUICK = [
     Alone(model="mixtral", mode="capacity", recompute="full"),
     Alone(model="mixtral", mode="capacity", recompute="selective"),
+    # a block that runs again before one that does not, and an embedding that is used twice
+    Alone(model="tied mixtral of 2", mode="dropless", recompute="full", layers=1),
+]
+ALONE = [
     Alone(model="deepseek", mode="dropless", recompute="full"),
     Alone(model="deepseek", mode="dropless", recompute="selective"),
-    # a dense layer that runs again before one with experts that does not, and an embedding that is used twice
+    # a dense layer that runs again before one with experts that does not
     Alone(model="mtp deepseek of 2", mode="capacity", recompute="full", layers=1),
     Alone(model="tied mixtral of 2", mode="dropless", recompute="full"),
 ]
@@ -74,7 +78,11 @@ def same_bits(found: Any, expected: Any) -> bool:
     return np.asarray(found).tobytes() == np.asarray(expected).tobytes()
 
 
-@pytest.mark.parametrize("case", ALONE, ids=lambda case: f"{case.name}, layers {case.layers}")
+@pytest.mark.parametrize(
+    "case",
+    [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in ALONE)],
+    ids=lambda case: f"{case.name}, layers {case.layers}",
+)
 def test_one_process_trains_the_same_bits(case: Alone) -> None:
     found, expected = train(case), reference(case.reference)
     for part in ("figures", "pieces"):

@@ -13,19 +13,24 @@ from tests.ranks import run_ranks
 
 DEADLINE_S = 900.0
 TOLERANCE = 1e-5
-NAMES = list(CASES)
+# tp 2 and ep 2 by themselves, which the others have within
+SLOW = ("tp 2, zero_stage 0", "ep 2, zero_stage 1")
+EACH = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES]
+)
 
 
 @cache
-def of_ranks() -> list[dict[str, Any]]:
-    return run_ranks(RANKS, "tests.parity.reduction_worker:on_rank", NAMES, deadline_s=DEADLINE_S)
+def of_ranks(slow: bool) -> list[dict[str, Any]]:
+    names = [name for name in CASES if (name in SLOW) == slow]
+    return run_ranks(RANKS, "tests.parity.reduction_worker:on_rank", names, deadline_s=DEADLINE_S)
 
 
 def results(case: Case) -> list[dict[str, Any]]:
-    return [each[case.name] for each in of_ranks()]
+    return [each[case.name] for each in of_ranks(case.name in SLOW)]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@EACH
 def test_gradients_are_those_of_the_whole_model(name: str) -> None:
     case = CASES[name]
     for rank, found in enumerate(results(case)):
@@ -38,7 +43,7 @@ def test_gradients_are_those_of_the_whole_model(name: str) -> None:
             assert not flat[num_elements:].any(), tensor
 
 
-@pytest.mark.parametrize("name", NAMES)
+@EACH
 def test_every_rank_knows_all_squares_and_figures(name: str) -> None:
     case = CASES[name]
     mesh, placed = case.mesh, case.placed(0)
@@ -51,7 +56,7 @@ def test_every_rank_knows_all_squares_and_figures(name: str) -> None:
         assert found["squares"] == pytest.approx(squares, rel=TOLERANCE)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@EACH
 def test_traffic_is_the_closed_form(name: str) -> None:
     case = CASES[name]
     for found in results(case):
