@@ -174,6 +174,8 @@ CASES = {
         Case(name="ep4 in two steps, fp16", ranks=4, parallel={"ep": 4, "hierarchical_ranks": 2}, precision="fp16"),
     )
 }
+# of these, the rows that experts see are looked at too
+DISPATCHED = ("ep2 x etp2, bound", "ep4 in two steps, bound")
 # by name, what each is bit for bit
 TWINS = {"ep4 in two steps, bound": "ep4, bound"}
 for _name, _how in (

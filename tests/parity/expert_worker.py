@@ -14,7 +14,19 @@ from ascend_moe_train.model.transformer import Transformer
 from ascend_moe_train.parallel.comm import Comm, RecordingComm
 from ascend_moe_train.parallel.expert import apply_expert
 from ascend_moe_train.parallel.host_ops import HostOps
-from tests.parity.expert_cases import BALANCE, CASES, EVEN, SKEWED, Case, Data, Z, data, own_tokens, own_weight
+from tests.parity.expert_cases import (
+    BALANCE,
+    CASES,
+    DISPATCHED,
+    EVEN,
+    SKEWED,
+    Case,
+    Data,
+    Z,
+    data,
+    own_tokens,
+    own_weight,
+)
 
 NOISE_SEED = 7
 
@@ -51,29 +63,27 @@ class _Dispatch(nn.Cell):
         return rows_R1, counts_E
 
 
-def dispatched_on_rank(names: list[str]) -> dict[str, Any]:
-    """By case, the numbers of the tokens that this rank's experts see, and how many each sees."""
+def dispatched(case: Case, comm: Comm) -> dict[str, Any]:
+    """The numbers of the tokens that this rank's experts see, and how many each sees."""
+    given, rows = data(case, EVEN), own_tokens(case, comm.rank)
+    moe = _moe_of(case, comm)
+    _cut(moe, case, comm.rank, given)
+    numbers_T1 = rows.astype(np.float32)[:, None]
+    x_TD, seed = given.x_UD[rows].astype(np.float32), np.array([NOISE_SEED], np.int32)
+    rows_R1, counts_E = _Dispatch(moe, case.sequences)(ms.Tensor(x_TD), ms.Tensor(numbers_T1), ms.Tensor(seed))
+    return {"rows": rows_R1.asnumpy().copy(), "counts": counts_E.asnumpy().copy()}
+
+
+def on_rank(names: list[str]) -> dict[str, Any]:
+    """Results of every case on this rank, by case and routing; of DISPATCHED, what is dispatched too."""
     from ascend_moe_train.parallel.mpi import MpiComm
 
     comm, found = MpiComm(), {}
     for name in names:
-        case = CASES[name]
-        given, rows = data(case, EVEN), own_tokens(case, comm.rank)
-        moe = _moe_of(case, comm)
-        _cut(moe, case, comm.rank, given)
-        numbers_T1 = rows.astype(np.float32)[:, None]
-        x_TD, seed = given.x_UD[rows].astype(np.float32), np.array([NOISE_SEED], np.int32)
-        rows_R1, counts_E = _Dispatch(moe, case.sequences)(ms.Tensor(x_TD), ms.Tensor(numbers_T1), ms.Tensor(seed))
-        found[name] = {"rows": rows_R1.asnumpy().copy(), "counts": counts_E.asnumpy().copy()}
+        found[name] = layer_results(CASES[name], comm)
+        if name in DISPATCHED:
+            found[name]["dispatched"] = dispatched(CASES[name], comm)
     return found
-
-
-def on_rank(names: list[str]) -> dict[str, Any]:
-    """Results of every case on this rank, by case and routing."""
-    from ascend_moe_train.parallel.mpi import MpiComm
-
-    comm = MpiComm()
-    return {name: layer_results(CASES[name], comm) for name in names}
 
 
 def layer_results(case: Case, comm: Comm) -> dict[str, Any]:
