@@ -7,9 +7,10 @@ from ascend_moe_train.selftest.collective_graph import host_graph_results
 from ascend_moe_train.selftest.collective_host import host_results, mixed_messages
 
 
-def on_host_arrays(argument: Any) -> dict[str, Any]:
+def both(argument: Any) -> dict[str, Any]:
+    """`host`, of host arrays, and `graph`, of operators in one."""
     comm = MpiComm()
-    return {"wrong": host_results(comm)["wrong"] + mixed_messages(comm)}
+    return {"host": {"wrong": host_results(comm)["wrong"] + mixed_messages(comm)}, "graph": host_graph_results(comm)}
 
 
 def in_a_graph(argument: Any) -> dict[str, Any]:
