@@ -81,7 +81,7 @@ def check(found: list[dict[str, Any]]) -> None:
         assert all(each == (order if len(found) > 1 else []) for each in rank["orders"])
 
 
-@pytest.mark.parametrize("n", [2, 4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [pytest.param(2, marks=pytest.mark.slow), 4, pytest.param(8, marks=pytest.mark.slow)])
 def test_on_mpi(n: int) -> None:
     check(run_ranks(n, "tests.parity.collective_gradients:mpi", deadline_s=DEADLINE_S))
 
