@@ -36,7 +36,10 @@ def overrides(*more: str) -> list[str]:
 @pytest.mark.parametrize(
     ("what", "phase", "step", "code", "message"),
     [
-        ("kill", "step", 5, 137, r"rank 2 was killed by signal 9 \(SIGKILL\) in step 5"),
+        # quick in test_restarts.py, of two ranks
+        pytest.param(
+            "kill", "step", 5, 137, r"rank 2 was killed by signal 9 \(SIGKILL\) in step 5", marks=pytest.mark.slow
+        ),
         pytest.param(
             "stop", "step", 5, 124, "rank 2 was stopped by SIGSTOP in step 5, and did not go on", marks=pytest.mark.slow
         ),

@@ -41,12 +41,16 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path) -> li
     return run_to_end(small_run(tmp_path_factory.mktemp("unbroken"), small_corpus, *ONE)).losses
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path) -> Path:
-    """The folder of a run of four ranks, ep 2 and edp 2, of which only the first checkpoint is left."""
+# Ranks of the run that is saved, and its overrides.
+SAVED = {2: ("batch.micro_sequences=2",), 4: ("batch.micro_sequences=1",)}
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, small_corpus: Path) -> Path:
+    """The folder of a run of two ranks, or of four, ep 2 and edp 2, of which only the first checkpoint is left."""
     folder = tmp_path_factory.mktemp("saved")
-    overrides = ("parallel.ep=2", "parallel.zero_stage=1", "batch.micro_sequences=1")
-    launched(4, write_run(folder, small_corpus), *COMMON, *overrides)
+    overrides = ("parallel.ep=2", "parallel.zero_stage=1", *SAVED[request.param])
+    launched(request.param, write_run(folder, small_corpus), *COMMON, *overrides)
     for path in (folder / "run" / "checkpoints").iterdir():
         if path.name != folder_name(SAVED_AFTER):
             shutil.rmtree(path)
