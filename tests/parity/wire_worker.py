@@ -11,7 +11,7 @@ WIRED = {
     "ep2 in fp16": ({"ep": 2, "expert_wire": "fp16", "tp": 2}, ("mixtral", "capacity", 1, "selective")),
     "ep2 in int8 and chunks": (
         {"ep": 2, "expert_wire": "int8", "expert_chunks": 2},
-        ("deepseek", "dropless", 2, "full"),
+        ("mixtral", "dropless", 2, "full"),
     ),
 }
 
