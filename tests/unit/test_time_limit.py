@@ -33,9 +33,8 @@ def test_a_reserve_that_leaves_nothing(tmp_path: Path, small_corpus: Path) -> No
 
 
 def test_a_run_stops_in_time_and_goes_on(tmp_path: Path, small_corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = ("run.steps=8", "data.valid=[]", "batch.micro_sequences=4")
-    settings += ("run.time_limit_s=3000", "run.time_reserve_s=100")
-    config = small_run(tmp_path, small_corpus, *settings)
+    limit = ("run.time_limit_s=3000", "run.time_reserve_s=100")
+    config = small_run(tmp_path, small_corpus, "run.steps=8", "data.valid=[]", "batch.micro_sequences=4", *limit)
     view = MemoryView()
     # so that the clock of steps, and nothing else, comes to the end: one more step is 700 s
     monkeypatch.setattr("ascend_moe_train.train.stop.time.time", lambda: 700.0 * len(view.steps))
