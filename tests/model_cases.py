@@ -86,12 +86,13 @@ DENSE = "no experts"
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is built and what it is fed."""
+    """What is built and what it is fed. Quick ones together have every value of every option."""
 
     name: str
     kernels: str
     config: ModelConfig
     has_documents: bool
+    is_quick: bool = True
 
 
 def is_possible(choice: Choice) -> bool:
@@ -106,7 +107,7 @@ def _moe(choice: Choice) -> MoEConfig:
     return MoEConfig(ffn=12, **groups, **own)
 
 
-def _case(number: int, choice: Choice) -> Case:
+def _case(number: int, choice: Choice, is_quick: bool) -> Case:
     num_heads, num_kv_heads = choice["heads"]
     has_experts = choice.get("layers", DENSE) != DENSE
     config = ModelConfig(
@@ -121,7 +122,9 @@ def _case(number: int, choice: Choice) -> Case:
     )
     words = (choice["layers"], choice["gates"], choice["drops"]) if has_experts else (DENSE,)
     name = f"{number}: {choice['kernels']}, {', '.join(words)}"
-    return Case(name=name, kernels=choice["kernels"], config=config, has_documents=choice["documents"])
+    return Case(
+        name=name, kernels=choice["kernels"], config=config, has_documents=choice["documents"], is_quick=is_quick
+    )
 
 
 def _cases() -> dict[str, Case]:
@@ -129,9 +132,22 @@ def _cases() -> dict[str, Case]:
     of_experts += [{"kernels": kernels} for kernels in MOE_FACTORS["kernels"]]
     of_models = pairwise(MODEL_FACTORS, lambda _: True)
     assert len(of_models) <= len(of_experts)
-    pairs = zip(of_experts, cycle(of_models), strict=False)
-    cases = [_case(number, a | b) for number, (a, b) in enumerate(pairs)]
-    return {case.name: case for case in cases}
+    cases: dict[str, Case] = {}
+    met: set[tuple[str, str]] = set()
+    for number, (a, b) in enumerate(zip(of_experts, cycle(of_models), strict=False)):
+        values = {(name, repr(value)) for name, value in (a | b).items()}
+        case = _case(number, a | b, is_quick=not values <= met)
+        cases[case.name], met = case, met | values
+    # one without experts, and one with experts of which no document takes the places of another
+    others = [
+        next(name for name, case in cases.items() if case.config.moe is None),
+        next(
+            name
+            for name, case in cases.items()
+            if case.has_documents and case.config.moe is not None and case.config.moe.capacity_factor is None
+        ),
+    ]
+    return cases | {name: replace(cases[name], is_quick=True) for name in others}
 
 
 CASES = _cases()

@@ -1,8 +1,10 @@
-"""The whole model against its fp64 oracle: every option, each pair of values at least once. See tests/model_cases.py.
+"""The whole model against its fp64 oracle: every value of an option in `make test`, every pair of values in `make
+test-all`. See tests/model_cases.py.
 
 Shape letters: see model/kernels/protocol.py.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
@@ -28,6 +30,12 @@ UNCHANGED = 1e-6
 JITTERED = [name for name, case in CASES.items() if case.config.moe is not None and case.config.moe.jitter > 0]
 CAPPED = [name for name, case in CASES.items() if case.config.moe is not None and case.config.moe.capacity_factor]
 PACKED = [name for name, case in CASES.items() if case.has_documents and name not in CAPPED]
+
+
+def each(names: Iterable[str]) -> Any:
+    """Parameters of a test; those that are slow are marked."""
+    slow = pytest.mark.slow
+    return pytest.mark.parametrize("name", [n if CASES[n].is_quick else pytest.param(n, marks=slow) for n in names])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +64,13 @@ def too_large(found: Result, name: str, fed: Inputs) -> dict[str, float]:
     return {part: error for part, error in errors(found, expected, grads).items() if not error < TOLERANCE}
 
 
-@pytest.mark.parametrize("name", CASES)
+@each(CASES)
 def test_losses_and_every_gradient_equal_the_oracle(name: str) -> None:
     this = run(name)
     assert too_large(this.result, name, this.fed) == {}
 
 
-@pytest.mark.parametrize("name", CASES)
+@each(CASES)
 def test_counts_and_dropped_assignments_equal_the_oracle(name: str) -> None:
     this, config = run(name), CASES[name].config
     layers = list(transformer(this.params, config, this.fed).moe_layers.values())
@@ -73,7 +81,7 @@ def test_counts_and_dropped_assignments_equal_the_oracle(name: str) -> None:
     assert (this.result.dropped > 0) == (name in CAPPED)
 
 
-@pytest.mark.parametrize("name", CASES)
+@each(CASES)
 def test_without_counted_targets_only_the_router_learns(name: str) -> None:
     this, config = run(name), CASES[name].config
     found = this.model.run(replace(this.fed, targets_BS=np.full_like(this.fed.targets_BS, -1)), NOISE_SEED)
@@ -85,7 +93,7 @@ def test_without_counted_targets_only_the_router_learns(name: str) -> None:
     assert found.total == pytest.approx(terms, rel=TOLERANCE)
 
 
-@pytest.mark.parametrize("name", JITTERED)
+@each(JITTERED)
 def test_a_negative_seed_switches_the_jitter_off(name: str) -> None:
     this = run(name)
     found = this.model.run(this.fed, NO_NOISE)
@@ -94,7 +102,7 @@ def test_a_negative_seed_switches_the_jitter_off(name: str) -> None:
     assert this.result.z != pytest.approx(expected.z, rel=TOLERANCE)
 
 
-@pytest.mark.parametrize("name", PACKED)
+@each(PACKED)
 def test_a_token_sees_only_its_own_document(name: str) -> None:
     """Routing is dropless here; with a capacity, tokens compete for places whatever document they are in."""
     this = run(name)
