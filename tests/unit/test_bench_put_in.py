@@ -36,7 +36,10 @@ def fused(model: Any) -> None:
     put_permute(model, kernels("native"))
 
 
-@pytest.mark.parametrize(("name", "put_in"), [("plain", put_one_by_one), ("biased", put_one_by_one), ("plain", fused)])
+@pytest.mark.parametrize(
+    ("name", "put_in"),
+    [pytest.param("plain", put_one_by_one, marks=pytest.mark.slow), ("biased", put_one_by_one), ("plain", fused)],
+)
 def test_losses_and_gradients_equal_the_oracle(name: str, put_in: Any) -> None:
     config, fed = CONFIGS[name], batch(CASE)
     params = firm_params(config, fed)

@@ -87,7 +87,14 @@ def test_presets_at_their_planned_layouts(words: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["SwappedNorm", "SwigluOverRows", "SwappedPermute", "TransposedWeights", "TransposedGates"]
+    "name",
+    [
+        "SwappedNorm",
+        "SwigluOverRows",
+        "TransposedWeights",
+        pytest.param("SwappedPermute", marks=pytest.mark.slow),
+        pytest.param("TransposedGates", marks=pytest.mark.slow),
+    ],
 )
 def test_a_wrong_call_shows(name: str) -> None:
     assert found_by("mutant", name).startswith("graph 'step': ")

@@ -57,8 +57,15 @@ GPT_OSS = {
 }
 
 
-@pytest.mark.parametrize("kernel_set", ["portable", "native"])
-@pytest.mark.parametrize("options", [DEEPSEEK, GPT_OSS], ids=["DeepSeek", "gpt-oss"])
+@pytest.mark.parametrize(
+    ("options", "kernel_set"),
+    [
+        pytest.param(DEEPSEEK, "native", id="DeepSeek, native"),
+        pytest.param(GPT_OSS, "portable", id="gpt-oss, portable"),
+        pytest.param(DEEPSEEK, "portable", id="DeepSeek, portable", marks=pytest.mark.slow),
+        pytest.param(GPT_OSS, "native", id="gpt-oss, native", marks=pytest.mark.slow),
+    ],
+)
 def test_losses_and_every_gradient_equal_the_oracle(options: dict[str, object], kernel_set: str) -> None:
     chosen = kernels(kernel_set)
     config = ModelConfig.model_validate(tiny().model_dump() | {"vocab_size": VOCAB} | options)

@@ -5,18 +5,20 @@ tests/unit/test_hf_oracle.py says live whether the files are still true, and hol
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.model_run import KERNEL_SETS, CompiledModel, Result, kernels
+from tests.model_run import CompiledModel, Result, kernels
 from tests.oracle.differences import relative_error
 from tests.oracle.golden import FAMILY_CASES, HF_CASES, PROMPT, Golden, golden, read_tensors
 from tests.oracle.transformer import inputs
 
 TOLERANCE = 1e-4
 
-RUNS = [(kernel_set, case) for kernel_set in KERNEL_SETS for case in HF_CASES]
+RUNS: list[Any] = [("native", case) for case in HF_CASES]
+RUNS += [pytest.param("portable", case, marks=pytest.mark.slow) for case in HF_CASES]
 RUNS += [("portable", case) for case in FAMILY_CASES if case not in HF_CASES]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from ascend_moe_train.model.config import ModelConfig, MoEConfig
 from ascend_moe_train.model.kernels.rounded import RoundedKernels
-from tests.model_run import KERNEL_SETS, Array, CompiledModel, Result, errors, kernels
+from tests.model_run import Array, CompiledModel, Result, errors, kernels
 from tests.oracle.transformer import Inputs, Output, inputs, transformer_grads
 from tests.oracle.weights import random_params
 
@@ -40,6 +40,9 @@ CONFIG = ModelConfig(
 PARAMS = random_params(CONFIG, seed=0)
 GOOD_SCALE, TOO_SMALL, TOO_LARGE = 2.0**10, 2.0**-12, 2.0**40
 LOSSES = ("cross_entropy", "balance", "z", "total")
+
+# rounding is the same code around both
+EACH = pytest.mark.parametrize("kernel_set", [pytest.param("portable", marks=pytest.mark.slow), "native"])
 
 # Rounding the weights is one of several roundings of about the same size.
 FEW = 4.0
@@ -88,7 +91,7 @@ def found_errors(kernel_set: str, loss_scale: float) -> dict[str, float]:
     return errors(found, expected().output, expected().grads)
 
 
-@pytest.mark.parametrize("kernel_set", KERNEL_SETS)
+@EACH
 def test_errors_are_of_the_size_of_rounding(kernel_set: str) -> None:
     found, rounding = found_errors(kernel_set, GOOD_SCALE), expected().rounding
     ratios = {name: found[name] / rounding[name] for name in found if name not in LOSSES}
@@ -97,7 +100,7 @@ def test_errors_are_of_the_size_of_rounding(kernel_set: str) -> None:
     assert max(found[name] for name in LOSSES) < max(rounding.values())
 
 
-@pytest.mark.parametrize("kernel_set", KERNEL_SETS)
+@EACH
 def test_routing_and_drops_are_those_of_full_precision(kernel_set: str) -> None:
     found, layer = model(kernel_set).run(expected().batch), expected().output.moe_layers[1]
     chosen = np.bincount(layer.routing.expert_TK.reshape(-1), minlength=5)
@@ -105,21 +108,21 @@ def test_routing_and_drops_are_those_of_full_precision(kernel_set: str) -> None:
     assert found.dropped == layer.dispatch.dropped > 0
 
 
-@pytest.mark.parametrize("kernel_set", KERNEL_SETS)
+@EACH
 def test_a_huge_loss_scale_overflows_every_gradient_but_not_the_loss(kernel_set: str) -> None:
     found = model(kernel_set).run(expected().batch, loss_scale=TOO_LARGE)
     assert [name for name, grad in found.grads.items() if np.isfinite(grad).all()] == []
     assert found.total == pytest.approx(expected().output.total, rel=1e-3)
 
 
-@pytest.mark.parametrize("kernel_set", KERNEL_SETS)
+@EACH
 def test_a_tiny_loss_scale_loses_gradients(kernel_set: str) -> None:
     found, rounding = found_errors(kernel_set, TOO_SMALL), expected().rounding
     lost = [name for name in expected().grads if found[f"d {name}"] > FEW * rounding[f"d {name}"]]
     assert {"head.weight", "layers.0.attn.qkv.weight", "layers.1.moe.experts.w13", "embed.weight"} <= set(lost)
 
 
-@pytest.mark.parametrize("kernel_set", KERNEL_SETS)
+@EACH
 def test_gradients_are_fp32(kernel_set: str) -> None:
     found = model(kernel_set).run(expected().batch)
     assert {grad.dtype for grad in found.grads.values()} == {np.dtype(np.float32)}
