@@ -105,7 +105,8 @@ def _tree(model: str, cluster: "Cluster") -> tuple[dict[str, Any], dict[str, str
         return document.value, {key: f"{path}:{line}" for key, line in document.lines.items()}, True
     if model and path.is_dir():
         return _made(path.resolve().name or "model", _model_of_folder(path), cluster), {}, False
-    near = difflib.get_close_matches(model, PRESETS, 1)
+    begun = [name for name in PRESETS if model and name.startswith(model)]  # nearer than what has as many letters
+    near = begun or difflib.get_close_matches(model, PRESETS, 1)
     hint = f"did you mean {near[0]}? " if near else ""
     raise ConfigError(
         f"--model {model[:80]!r} is no preset, run file (.yaml) or folder: {hint}presets are {', '.join(PRESETS)}"

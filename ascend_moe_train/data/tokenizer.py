@@ -76,6 +76,14 @@ class Tokenizer:
         text: str = self._backend.decode(list(ids), skip_special_tokens=False)
         return text
 
+    def unlike(self, other: "Tokenizer") -> str | None:
+        """The first token, by its id in `other`, that has another id here or none; None where ids of `other` are good
+        here too."""
+        here = self._backend.get_vocab(with_added_tokens=True)
+        theirs = other._backend.get_vocab(with_added_tokens=True)
+        wrong = (token for token, number in theirs.items() if here.get(token) != number)
+        return min(wrong, key=theirs.__getitem__, default=None)
+
     def to_json(self) -> str:
         """The text of `tokenizer.json`."""
         text: str = self._backend.to_str(pretty=True)

@@ -10,7 +10,8 @@ from ascend_moe_train.checkpoint.converted import model_meta
 from ascend_moe_train.checkpoint.starting import Start, check_model, open_whole
 from ascend_moe_train.config import RunConfig
 from ascend_moe_train.data.loader import EvalLoader, TrainLoader
-from ascend_moe_train.data.tokenizer import Tokenizer, load_tokenizer
+from ascend_moe_train.data.manifest import TOKENIZER_NAME
+from ascend_moe_train.data.tokenizer import Tokenizer, load_tokenizer, read_tokenizer_text
 from ascend_moe_train.errors import CheckpointError, DataError
 
 
@@ -45,6 +46,8 @@ def open_inputs(config: RunConfig, dp_rank: int = 0, dp_size: int = 1) -> Inputs
             micro_sequences=config.batch.micro_sequences,
         )
     tokenizer = open_tokenizer(Path(config.data.tokenizer), config.model.vocab_size)
+    for corpus in (*config.data.train, *config.data.valid):
+        check_tokenizer_of(Path(corpus.path), tokenizer, Path(config.data.tokenizer))
     return Inputs(train=train, valid=valid, tokenizer=tokenizer, start=open_first_weights(config))
 
 
@@ -85,3 +88,19 @@ def open_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
     if tokenizer.vocab_size > vocab_size:
         raise DataError(f"tokenizer {path} has {tokenizer.vocab_size} tokens, model.vocab_size is {vocab_size}")
     return tokenizer
+
+
+def check_tokenizer_of(corpus: Path, tokenizer: Tokenizer, path: Path) -> None:
+    """Raises DataError: the corpus was prepared with a tokenizer whose ids mean something else to the one at `path`.
+
+    A corpus without a tokenizer.json beside its shards, such as one of Megatron's, is taken as it is.
+    """
+    own = (corpus if corpus.is_dir() else corpus.parent) / TOKENIZER_NAME
+    if not own.is_file() or read_tokenizer_text(own) == read_tokenizer_text(path):
+        return
+    prepared_with = load_tokenizer(own)
+    if (token := tokenizer.unlike(prepared_with)) is not None:
+        raise DataError(
+            f"{corpus}: was prepared with another tokenizer than data.tokenizer {path}, which does not know "
+            f"{token[:40]!r} by the same number: use {own}"
+        )

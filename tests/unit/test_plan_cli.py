@@ -255,6 +255,7 @@ REFUSED = {
     "no cluster": (("--model", "tiny"), "--cluster is missing"),
     "empty model": (("--model", "", "--cluster", "8xcpu"), "is no preset"),
     "unknown preset": (("--model", "tinny", "--cluster", "8xcpu"), "did you mean tiny?"),
+    "part of a preset": (("--model", "qwen3_30b", "--cluster", "8xcpu"), "did you mean qwen3_30b_a3b?"),
     "no such run file": (("--model", "no.yaml", "--cluster", "8xcpu"), "no.yaml: cannot be read"),
     "folder of nothing": (("--model", ".", "--cluster", "8xcpu"), "no checkpoint here"),
     "run file of a list": (("--model", "list.yaml", "--cluster", "8xcpu"), "mapping of sections"),
