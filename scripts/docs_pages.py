@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 INDENT = "    "
-BEGIN = re.compile(r"<!-- (run|file|table|ratios)(?:: (.+))? -->")
+BEGIN = re.compile(r"<!-- (run|file|table|ratios|demo)(?:: (.+))? -->")
 NOT_RUN = re.compile(r"<!-- not run: (.+) -->")
 FENCE = re.compile(r"( *)(```+)(\w*)")
 PROMPT = "$ "
