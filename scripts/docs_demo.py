@@ -5,7 +5,8 @@ From the root of the repository, after `make demo`:
     python -m scripts.docs_demo
 
 writes the table between `<!-- demo: en -->` (or zh) and `<!-- end of demo -->` anew. Speed is not in it:
-machines differ, and speeds are shown as ratios. The slow test in tests/unit/test_demo_figures.py runs the demo and compares.
+machines differ, and speeds are shown as ratios. The slow test in
+tests/unit/test_demo_figures.py runs the demo and compares.
 """
 
 import json

@@ -132,7 +132,7 @@ def attempt(arguments: Sequence[str] | None) -> tuple[int, str | None]:
         click.echo(error.format_message(), err=True)
         return EXIT_USER_ERROR, None
     except click.ClickException as error:
-        return _complaint(error.format_message())
+        return _complaint(_hint(error) + error.format_message())
     except UserError as error:
         return _complaint(str(error))
     except OSError as error:
@@ -144,6 +144,14 @@ def attempt(arguments: Sequence[str] | None) -> tuple[int, str | None]:
     except (KeyboardInterrupt, click.Abort):
         return EXIT_INTERRUPTED, None
     return (result if isinstance(result, int) else 0), None
+
+
+def _hint(error: click.ClickException) -> str:
+    """What stands before click's own words where those do not say what to do: names that a shell made of a glob."""
+    path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx is not None else ""
+    if path.endswith("data prepare") and "unexpected extra argument" in error.format_message():
+        return "--source takes one name, give it again for more, and a glob in quotes (--source 'notes/*.md'): "
+    return ""
 
 
 def run() -> None:
