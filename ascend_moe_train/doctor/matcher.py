@@ -1,7 +1,7 @@
 """Which lines of a block are worth a look, and which rules match a line: by RE2, in linear time. Pure."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import re2
@@ -69,18 +69,21 @@ class Matcher:
             for lower, texts in ((False, rule.match), (True, rule.any_case))
             for text in texts
         ]
+        own = [_literal(entry) for entry in self._entries]
+        codes = [_CODE.encode(), _NUMBER.encode()]
+        others = [*_of_other_encodings(self._entries), *(each.encode() for each in _ANY_ERROR)]
+        self._first_code, self._first_other = len(own), len(own) + len(codes)
         options = _options()
         self._set = re2.Set.SearchSet(options)
-        for entry in self._entries:
-            self._set.Add(_literal(entry))
+        for each in (*own, *codes, *others):
+            self._set.Add(each)
         self._set.Compile()
-        literals = {each for entry in self._entries for each in _encoded(entry)}
-        known = [*sorted(literals), _CODE.encode(), _NUMBER.encode()]
-        errors = [each.encode() for each in _ANY_ERROR]
-        self.serious = re2.compile(b"|".join([*known, *errors]), options)
-        everything = [*known, *errors, _LOSS.encode()]
-        self.anything = re2.compile(b"|".join(everything), options)
+        self.anything = re2.compile(b"|".join([*sorted(set(own)), *codes, *others, _LOSS.encode()]), options)
         self._code, self._number = re2.compile(_CODE), re2.compile(_NUMBER)
+
+    def is_serious(self, raw: bytes) -> bool:
+        """Whether a line has what some rule looks for, a code, or the sign of an error: without, no rule matches it."""
+        return bool(self._set.Match(raw))
 
     def matches(self, text: str, level: str) -> list[Match]:
         """What the rules say of a line: that it is benign, before all else; general rules where no other does."""
@@ -126,16 +129,20 @@ class Matcher:
     def _found(self, text: str) -> Iterator[Match]:
         seen: set[str] = set()
         lower = text.lower()
+        has_code = False
         for index in self._set.Match(text.encode("utf-8", errors="replace")) or ():
+            if index >= self._first_code:
+                has_code = has_code or index < self._first_other
+                continue
             entry = self._entries[index]
             rule = entry.rule
-            if rule.id in seen or any(word in text for word in rule.unless):
+            if rule.id in seen or (rule.unless and any(word in text for word in rule.unless)):
                 continue
             values = entry.pattern.find(lower if entry.lower else text)
             if values is not None:
                 seen.add(rule.id)
                 yield Match(rule=rule, values=values)
-        codes = [*self._code.findall(text), *self._number.findall(text)]
+        codes = [*self._code.findall(text), *self._number.findall(text)] if has_code else []
         for code in dict.fromkeys(codes):
             for rule in self._book.by_code.get(code) or self._book.by_code.get(_family(code), ()):
                 if rule.id not in seen:
@@ -191,9 +198,7 @@ def _literal(entry: _Entry) -> bytes:
     return b"(?i:" + escaped + b")" if entry.lower else escaped
 
 
-def _encoded(entry: _Entry) -> Iterator[bytes]:
-    """The literal in the encodings that logs come in."""
-    yield _literal(entry)
-    text = entry.pattern.literal
-    if not text.isascii():
-        yield bytes(re2.escape(text.encode("gb18030")))
+def _of_other_encodings(entries: Sequence[_Entry]) -> list[bytes]:
+    """The literals that logs in GB18030 have in other bytes."""
+    texts = {entry.pattern.literal for entry in entries}
+    return sorted(bytes(re2.escape(text.encode("gb18030"))) for text in texts if not text.isascii())

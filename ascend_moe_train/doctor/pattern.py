@@ -47,7 +47,7 @@ class Pattern:
         if self.last is not None and self.last != GAP:
             words = line[at : at + MAX_CAPTURE].split(maxsplit=1)
             found[self.last] = words[0].strip("[](){},;:'\"").rstrip(".") if words else ""
-        return found if all(found[name].isdecimal() for name in NUMBERS & found.keys()) else None
+        return found if all(text.isdecimal() for name, text in found.items() if name in NUMBERS) else None
 
 
 def parsed(text: str) -> Pattern:

@@ -79,6 +79,8 @@ def _rank_of(stem: str, folders: list[str]) -> int | None:
 def split(line: str, actor: Actor) -> tuple[Actor, str, str]:
     """Who says a line of a source that `actor` wrote, the level that it has, and its text without what stood before
     the level."""
+    if (found := _LEVEL.match(line)) is not None:  # most lines of frameworks, and none of the others begins like that
+        return _with_ids(line[found.end() :], actor), found["level"], line
     if (found := _FILE.match(line)) is not None:
         named = actor_of_file(found["file"])
         actor = named if named != Actor() else actor

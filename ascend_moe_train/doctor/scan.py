@@ -2,13 +2,15 @@
 
 import re
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from ascend_moe_train.cluster.output import unsteered
 from ascend_moe_train.doctor.clock import Moment, moment_of
 from ascend_moe_train.doctor.event import Actor, Event, Place, Scanned
-from ascend_moe_train.doctor.matcher import Matcher
+from ascend_moe_train.doctor.matcher import Match, Matcher
 from ascend_moe_train.doctor.prefix import split
 from ascend_moe_train.doctor.reading import text_of
+from ascend_moe_train.doctor.rule import Rule
 from ascend_moe_train.doctor.wording import complains, complaint, is_general, warns
 
 MAX_LINE_BYTES = 8192  # what is looked at of a line
@@ -27,8 +29,8 @@ MAX_CONTINUED = 3  # lines of one message
 MAX_OWN_WORDS = 20
 
 _STEP = re.compile(r"(?i)\b(?:global[_ ]?step|step|iteration|iter)\b\W{0,6}(\d{1,9})")
-_FIELD = re.compile(
-    r"(?i)(?:\b|_)(lm loss|load_balancing_loss|aux[_ ]loss|loss[_ ]scale|loss|grad[_ ]norm|global[_ ]norm"
+_FIELD = re.compile(  # of lower case; the first letters alone pass most places by
+    r"(?=[acegilnps])(?<![^\W_])(lm loss|load_balancing_loss|aux[_ ]loss|loss[_ ]scale|loss|grad[_ ]norm|global[_ ]norm"
     r"|learning rate|lr|per_step_time|elapsed time per iteration \(ms\)|step|iteration"
     r"|number of skipped iterations|number of nan iterations"
     r"|param[_ ]?hash|checksum)\b\W{1,16}([-+]?(?:\d[\d.]{0,30}(?:e[-+]?\d{1,4})?|nan|inf))"
@@ -61,12 +63,24 @@ def scan(name: str, actor: Actor, blocks: Iterable[bytes], matcher: Matcher) -> 
     return scanner.finished()
 
 
+class _Line(NamedTuple):
+    """A line that rules match: where it begins in its block, and what `split` made of it."""
+
+    start: int
+    number: int
+    whole: str
+    actor: Actor
+    level: str
+    text: str
+
+
 class _Scanner:
     def __init__(self, name: str, actor: Actor, matcher: Matcher) -> None:
         self.found = Scanned(name=name, actor=actor)
         self._actor, self._matcher = actor, matcher
         self._num_plain = 0
         self._last_events: dict[str, Event] = {}
+        self._late: dict[str, tuple[_Line, Match]] = {}  # of rules with many events, the last in this block
         self._tail = b""
         self._doubtful: list[Event] = []
         self._searched = 0  # up to where in the block times have been looked for
@@ -86,10 +100,10 @@ class _Scanner:
             end = len(block) if end < 0 else end
             line += block.count(b"\n", counted, start)
             counted, at = start, end + 1
-            if self._is_worth(block, start, end):
-                self._line(block, start, end, line + 1)
+            self._look(block, start, end, line + 1)
             if at >= len(block):
                 break
+        self._take_late(block)
         found.num_lines += block.count(b"\n")
         found.num_bytes += len(block)
         self._tail = (self._tail + block[-EDGE_BYTES:])[-EDGE_BYTES:]
@@ -120,41 +134,64 @@ class _Scanner:
             if (step := _STEP.search(text[:MAX_QUOTED])) is not None:
                 found.steps.append((int(step[1]), moment_of(text)))
 
-    def _is_worth(self, block: bytes, start: int, end: int) -> bool:
-        """Whether to look at a line: those without a known text or an error only as long as there were few."""
-        return self._num_plain < MAX_PLAIN or self._matcher.serious.search(block, start, end) is not None
-
-    def _line(self, block: bytes, start: int, end: int, number: int) -> None:
+    def _look(self, block: bytes, start: int, end: int, number: int) -> None:
+        """At a line with a known text, an error or a loss. One without the first two holds figures at most, and is
+        looked at only as long as there were few."""
         raw = block[start : min(end, start + MAX_LINE_BYTES)]
+        if self._num_plain >= MAX_PLAIN and not self._matcher.is_serious(raw):
+            return
         whole = unsteered(text_of(raw)).strip()
-        actor, level, text = split(whole, self._actor)
-        matches = self._matcher.matches(text, level)
-        if "loss" in whole.lower():
-            self._losses(whole, number)
-        if not matches:
+        if "loss" in (lower := whole.lower()):
+            self._losses(lower, number)
+        if not self._matcher.is_serious(whole.encode("utf-8", "replace")):
             self._num_plain += 1
             return
-        moment = moment_of(whole) or self._moment_before(block, start)
-        place = Place(source=self.found.name, line=number)
-        is_warning = level == WARNING or warns(text) or (not level and _continues_a_warning(block, start))
+        line = _Line(start, number, whole, *split(whole, self._actor))
+        matches = self._matcher.matches(line.text, line.level)
+        self._num_plain += not matches
         for match in matches:
-            event = Event(
-                rule=match.rule,
-                actor=actor,
-                place=place,
-                text=text[:MAX_QUOTED],
-                moment=moment,
-                values=match.values,
-                is_warning=is_warning and not match.rule.alone,
-            )
-            if not is_general(match.rule):
-                self._keep(event)
-            elif is_warning:
-                self._warnings = [*self._warnings, event][:MAX_OWN_WORDS]
-            elif complains(text):
-                self._keep(event)
-            elif complaint(text) == text:
-                self._doubtful = [*self._doubtful, event][:MAX_OWN_WORDS]
+            if self._is_over(match.rule):
+                self.found.counts[match.rule.id] += 1
+                self._late[match.rule.id] = (line, match)
+            else:
+                self._take_event(self._event(block, line, match), line)
+
+    def _is_over(self, rule: Rule) -> bool:
+        """Whether only the last line of a rule is still of interest. With general words it depends on the line whether
+        it counts at all."""
+        most = MAX_FACTS if rule.role == "fact" else MAX_EVENTS
+        return self.found.counts.get(rule.id, 0) >= most and not is_general(rule)
+
+    def _event(self, block: bytes, line: _Line, match: Match) -> Event:
+        is_warning = line.level == WARNING or warns(line.text)
+        return Event(
+            rule=match.rule,
+            actor=line.actor,
+            place=Place(source=self.found.name, line=line.number),
+            text=line.text[:MAX_QUOTED],
+            moment=moment_of(line.whole) or self._moment_before(block, line.start),
+            values=match.values,
+            is_warning=not match.rule.alone
+            and (is_warning or (not line.level and _continues_a_warning(block, line.start))),
+        )
+
+    def _take_event(self, event: Event, line: _Line) -> None:
+        """One of general words counts in a line that complains, later in a warning, or in somebody's own words."""
+        if not is_general(event.rule):
+            self._keep(event)
+        elif event.is_warning:
+            self._warnings = [*self._warnings, event][:MAX_OWN_WORDS]
+        elif complains(line.text):
+            self._keep(event)
+        elif complaint(line.text) == line.text:
+            self._doubtful = [*self._doubtful, event][:MAX_OWN_WORDS]
+
+    def _take_late(self, block: bytes) -> None:
+        """Makes the events that have turned out to be the last of their rules in a block."""
+        self._searched, self._timed = 0, None
+        for line, match in sorted(self._late.values(), key=lambda late: late[0].start):
+            self._last_events[match.rule.id] = self._event(block, line, match)
+        self._late.clear()
 
     def _moment_before(self, block: bytes, start: int) -> Moment | None:
         """The time of the nearest line before, for one that has none, such as a traceback's; no line is looked at
@@ -173,6 +210,7 @@ class _Scanner:
             self.found.events.clear()
             self.found.losses.clear()
             self._last_events.clear()
+            self._late.clear()
             counts.clear()
             self.found.start = event.values.get("id", "")
             return
@@ -185,9 +223,7 @@ class _Scanner:
 
     def _losses(self, line: str, number: int) -> None:
         """Figures of a step, as MindFormers and Megatron print them; without a step they are no record."""
-        fields = {
-            _NAMES.get(name.lower(), name.lower().replace(" ", "_")): value for name, value in _FIELD.findall(line)
-        }
+        fields = {_NAMES.get(name, name.replace(" ", "_")): value for name, value in _FIELD.findall(line)}
         if "step" not in fields or not any("loss" in name for name in fields):
             return
         try:

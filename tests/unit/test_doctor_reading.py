@@ -10,10 +10,11 @@ import pytest
 
 from ascend_moe_train.cluster.output import unsteered
 from ascend_moe_train.doctor.clock import Moment, common_day, moment_of, on_one_scale, shown_time
-from ascend_moe_train.doctor.diagnose import diagnose
+from ascend_moe_train.doctor.diagnose import diagnose, matcher
 from ascend_moe_train.doctor.event import Actor
 from ascend_moe_train.doctor.prefix import actor_of_file, split
 from ascend_moe_train.doctor.reading import BLOCK_BYTES, blocks
+from ascend_moe_train.doctor.scan import MAX_EVENTS, scan
 from ascend_moe_train.errors import DataError
 from tests.doctored import told, verdict_on
 
@@ -102,6 +103,37 @@ def test_lines_without_times_are_looked_at_a_few_times_at_most(monkeypatch: pyte
     verdict = verdict_on({"a.log": "2026-03-01 10:00:00 begin\n" + FULL * 2000})
     assert looked < 4 * 2000
     assert [event.moment is not None for event in verdict.evidence.events[:2]] == [True, True]
+
+
+def test_of_many_lines_of_a_rule_the_first_and_the_last_are_kept() -> None:
+    lines = [f"2026-03-01 10:{n // 60:02d}:{n % 60:02d} {FULL}" for n in range(3 * MAX_EVENTS)]
+    lines.append(FULL)  # without a time: that of the line before
+    found = [
+        scan("a.log", Actor(), ["".join(lines[:at]).encode(), "".join(lines[at:]).encode()], matcher())
+        for at in (5, 100)
+    ]
+    for each in found:
+        assert each.counts["disk-full"] == 3 * MAX_EVENTS + 1
+        assert [event.place.line for event in each.events] == [*range(1, MAX_EVENTS + 1), 3 * MAX_EVENTS + 1]
+        first, *_, last = (event.moment for event in each.events)
+        assert first is not None
+        assert last is not None
+        assert last.seconds - first.seconds == 3 * MAX_EVENTS - 1
+
+
+def test_many_lines_before_a_new_start_are_over() -> None:
+    content = f"--- start 1\n{FULL * 3 * MAX_EVENTS}--- start 2\nall is well\n"
+    found = scan("a.log", Actor(), [content.encode()], matcher())
+    assert [event.rule.id for event in found.events if event.rule.role != "fact"] == []
+
+
+def test_figures_of_steps_are_read_however_they_are_written() -> None:
+    lines = "step:[ 20/ 90000], Loss: 2.5, LR: 1.0e-4, per_step_time: 812ms\nSTEP 21 | lm loss: nan | x_grad_norm 3\n"
+    found = scan("a.log", Actor(), [f"{lines}step 22 floss: 1\n".encode()], matcher())
+    assert [(step, line, repr(figures)) for step, line, figures in found.losses] == [
+        (20, 1, "{'loss': 2.5, 'lr': 0.0001, 'step_ms': 812.0}"),
+        (21, 2, "{'loss': nan, 'grad_norm': 3.0}"),
+    ]
 
 
 def test_a_single_line_in_small_pieces_is_cut_into_blocks() -> None:
