@@ -3,26 +3,25 @@
 Nothing is unpacked onto the disk, links out of a folder are not followed, and what is no log is passed over.
 """
 
-import gzip
 import lzma
 import stat
 import tarfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedIOBase
 from pathlib import Path
-from typing import Self, cast
+from typing import BinaryIO, Self, cast
 
 from ascend_moe_train.errors import DataError
 from ascend_moe_train.plain_text import plain
+from ascend_moe_train.unpacked import Allowance, unpacked, unpacked_file
 
 MAX_FILES = 100_000
 MAX_DEPTH = 24
-MAX_UNPACKED_BYTES = 64 * 2**30  # of one packed file
+MAX_SOURCE_BYTES = 64 * 2**30  # of one file or pipe
 MAX_HEADER_BYTES = 2**18  # of what an archive says of one file
-MAX_RATIO = 10_000  # by which packing makes a log shorter
 MAX_WIDE_BYTES = 256 * 2**20  # of UTF-16, which is read whole
 BLOCK_BYTES = 4 * 2**20
 METRICS_NAME = "metrics.jsonl"
@@ -161,17 +160,15 @@ def is_archive(source: Source) -> bool:
 def opened(source: Source) -> Iterator[BufferedIOBase]:
     """The unpacked stream of a source that has a file. Raises OSError."""
     assert source.path is not None
-    with source.path.open("rb") as file:
-        if source.is_packed:
-            with closing(gzip.GzipFile(fileobj=file)) as unpacked:
-                yield unpacked
-        else:
-            yield file
+    with unpacked_file(source.path) if source.is_packed else source.path.open("rb") as stream:
+        yield stream
 
 
 def archived(source: Source) -> Iterator[tuple[Source, BufferedIOBase]]:
-    """The files of a tar archive, each readable until the next is asked for. Raises DataError: a damaged archive."""
+    """The files of a tar archive, each readable until the next is asked for. Raises DataError: a damaged archive, or
+    one that unpacks to more than is read of its size."""
     assert source.path is not None
+    allowance = Allowance(source.size_bytes)  # of its packed files, besides what it unpacks to itself
     try:
         with tarfile.open(source.path, "r|*", tarinfo=_Member) as archive:
             for count, member in enumerate(archive):
@@ -179,8 +176,8 @@ def archived(source: Source) -> Iterator[tuple[Source, BufferedIOBase]]:
                     raise DataError(f"{source.name}: more than {MAX_FILES:,} files")
                 if member.issparse():
                     raise tarfile.ReadError(_HOLES)
-                if member.size > source.size_bytes * MAX_RATIO:  # to look for its end would take for ever
-                    raise tarfile.ReadError(f"a file of {member.size:,} bytes, for which it is too short")
+                if archive.offset > allowance.most_bytes:  # where this file ends
+                    raise DataError(f"{source.name}: {allowance.refusal}")
                 path = Path(member.name)
                 suffix = path.suffix.lower()
                 is_log = member.isfile() and _is_log(path) and _TABLES not in path.parts
@@ -189,7 +186,7 @@ def archived(source: Source) -> Iterator[tuple[Source, BufferedIOBase]]:
                     continue
                 inner = Source(name=plain(member.name.lstrip("./")), size_bytes=member.size, is_packed=suffix == ".gz")
                 file = cast(BufferedIOBase, stream)
-                yield inner, gzip.GzipFile(fileobj=file) if inner.is_packed else file
+                yield inner, unpacked(cast(BinaryIO, file), allowance) if inner.is_packed else file
     except _ARCHIVE_ERRORS as error:
         raise DataError(f"{source.name}: not a whole tar archive: {error}") from error
 
@@ -205,7 +202,7 @@ def blocks(stream: BufferedIOBase, tell: Callable[[str], None]) -> Iterator[byte
         if total == 0 and not (piece := _as_text(piece, stream, tell)):
             return
         total += len(piece)
-        if not piece or total > MAX_UNPACKED_BYTES:
+        if not piece or total > MAX_SOURCE_BYTES:
             break
         parts.append(piece)
         size += len(piece)
@@ -213,8 +210,8 @@ def blocks(stream: BufferedIOBase, tell: Callable[[str], None]) -> Iterator[byte
         if end:
             yield b"".join([*parts[:-1], piece[:end]])
             parts, size = [piece[end:]], len(piece) - end
-    if total > MAX_UNPACKED_BYTES:
-        tell(f"more than {MAX_UNPACKED_BYTES:,} bytes: the rest was not read")
+    if total > MAX_SOURCE_BYTES:
+        tell(f"more than {MAX_SOURCE_BYTES:,} bytes: the rest was not read")
     if size:
         yield b"".join(parts)
 

@@ -12,7 +12,7 @@ from ascend_moe_train.doctor.hypothesis import Hypothesis, rank_words
 from ascend_moe_train.doctor.rule import LANGS, Lang, Remedy, Rule, RuleBook
 from ascend_moe_train.doctor.verdict import Verdict
 
-MAX_QUOTES, MAX_NOT_IT, MAX_LINE, MAX_NAMED, MAX_REMEDIES = 3, 3, 180, 60, 3
+MAX_QUOTES, MAX_NOT_IT, MAX_LINE, MAX_NAMED, MAX_REMEDIES, MAX_PROBLEMS = 3, 3, 180, 60, 3, 3
 
 # [LEVEL] MODULE(pid,...):time [file:line] [thread], as CANN and MindSpore write it
 _HEAD = re.compile(r"(?:\[[A-Z]{4,9}\] ?)?[A-Z_]{2,16}\([^()]{1,80}\):[\d\-:.]{10,40} ?(?:\[[^\[\]]{1,200}\] ?){0,2}")
@@ -200,7 +200,8 @@ def remarks(verdict: Verdict, lang: Lang) -> list[str]:
         remarks.append(text["offset"].format(clocks=clocks))
     problems = [f"{source.name}: {source.problem}" for source in verdict.evidence.sources if source.problem is not None]
     if problems:
-        remarks.append(text["problem"].format(problems="; ".join(problems[:3])))
+        more = [f"+{len(problems) - MAX_PROBLEMS}"] if len(problems) > MAX_PROBLEMS else []
+        remarks.append(text["problem"].format(problems="; ".join([*problems[:MAX_PROBLEMS], *more])))
     return remarks
 
 

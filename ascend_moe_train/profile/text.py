@@ -4,7 +4,6 @@ Files may be gzipped, lines may end in CR LF, cells carry tabs, and rows may be 
 """
 
 import csv
-import gzip
 import io
 import math
 import zlib
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ascend_moe_train.errors import ProfileError
+from ascend_moe_train.unpacked import unpacked_file
 
 MISSING = frozenset({"", "N/A", "NA", "None", "nan", "-"})
 MAX_LINE_CHARS = 2**24  # of hccl_raw, whose cells hold all operators of a step
@@ -24,10 +24,11 @@ _MAX_NS = 2**62
 
 
 def open_bytes(path: Path) -> BinaryIO:
-    """The file's content, unpacked if its name ends in .gz. Raises ProfileError: a pipe, which might never end."""
+    """The file's content, unpacked if its name ends in .gz. Raises ProfileError: a pipe, which might never end. Reading
+    raises OSError where more comes out of a packed file than is read of its size."""
     if path.exists() and not path.is_file():
         raise ProfileError(f"{path}: is no regular file")
-    return io.BufferedReader(gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
+    return unpacked_file(path) if path.suffix == ".gz" else path.open("rb")
 
 
 def read_json(path: Path) -> object:
