@@ -48,6 +48,14 @@ class Host:
     nic: str | None = None
     place: str = field(default="", compare=False)  # where it was read, such as hosts:3:1
 
+    @property
+    def nic_variables(self) -> dict[str, str]:
+        """What makes collectives go through its network card, if one was named. A name alone is a prefix to HCCL, so
+        that eth1 would be eth10 too; to the others it is that card."""
+        if self.nic is None:
+            return {}
+        return {"HCCL_SOCKET_IFNAME": f"={self.nic}", "UCX_NET_DEVICES": self.nic, "FI_TCP_IFACE": self.nic}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Hosts:

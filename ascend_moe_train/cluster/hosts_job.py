@@ -32,8 +32,6 @@ from ascend_moe_train.errors import ConfigError
 READY_S = 60.0  # for Python to start on a busy host
 # What another host would not mend, and no second try either.
 _MISTAKES: frozenset[Reason] = frozenset({"unresolved", "unknown key", "changed key", "unchecked key", "denied"})
-# Where collectives go through a network card that the hostfile names.
-_NIC_VARIABLES = ("HCCL_SOCKET_IFNAME", "UCX_NET_DEVICES", "FI_TCP_IFACE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +143,7 @@ def make_hosts_job(
             master=hosts[0].address,
             folder=str(Path.cwd()),
             log_folder=str(log_folder / MSRUN_FOLDER),
-            environment={**environment, **({} if host.nic is None else dict.fromkeys(_NIC_VARIABLES, host.nic))},
+            environment={**environment, **host.nic_variables},
             run_id=run_id,
             control=f"ascend-moe-train-{run_id}-{secrets.token_hex(8)}",
             started_s=started_s,

@@ -64,6 +64,7 @@ def test_a_fault_is_found_where_it_is_and_nothing_else(lab: Lab, fault: Fault) -
     assert [each[:2] for each in found] == [(fault.check, expected_host)], found
     check, outcome = verdict.findings[0]
     assert fault.found in outcome.found
+    assert not outcome.found.startswith(f"{check.name}:")  # which is shown before it
     assert fault.remedy in (outcome.remedy or check.remedy)
 
 
@@ -74,6 +75,21 @@ def test_links_are_measured(lab: Lab) -> None:
         (a, b) for a in names for b in names if a != b
     }
     assert len(verdict.outcomes["links"]) == NUM_HOSTS
+
+
+def test_the_planner_takes_the_links_that_were_measured(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("hosts").write_text(lab.hostfile(slots=2))
+    asked = ["--hostfile", "hosts", "--python", "amt-python", "--folder", "/mnt/run", "--min-write", "0"]
+    with lab.switch.entered():
+        code = cli.main(["preflight", *asked, "--device", "cpu", "--links", "--hardware-out", "links.yaml"])
+    shown = capsys.readouterr().out
+    assert code == 0, shown
+    words = ["plan", "--model", "tiny", "--cluster", f"{2 * NUM_HOSTS}xhosts", "--hardware", "links.yaml"]
+    assert cli.main(words) == 0
+    assert f"{2 * NUM_HOSTS}xhosts" in capsys.readouterr().out.replace(" x ", "x")
 
 
 def test_the_lab_leaves_this_machine_as_it_is(lab: Lab) -> None:

@@ -207,3 +207,13 @@ def test_a_range_has_all_its_numbers(first: int, more: int, width: int) -> None:
     words = expand(f"n[{first:0{width}}-{last:0{width}}].x", HERE)
     padded = width if f"{first:0{width}}".startswith("0") else 0
     assert words == [f"n{number:0{padded}}.x" for number in range(first, last + 1)]
+
+
+def test_a_network_card_is_named_to_each_library_in_its_own_way() -> None:
+    with_nic, without = parse("a slots=1 nic=eth1\nb slots=1\n")
+    assert with_nic.nic_variables == {
+        "HCCL_SOCKET_IFNAME": "=eth1",
+        "UCX_NET_DEVICES": "eth1",
+        "FI_TCP_IFACE": "eth1",
+    }
+    assert without.nic_variables == {}

@@ -142,7 +142,7 @@ def _judge_pages(seen: Seen) -> Iterator[Outcome]:
         chosen = thp.out.partition("[")[2].partition("]")[0]
         return f"transparent {chosen or thp.out.strip()}, {pages.out.strip()} reserved"
 
-    return differing(seen, value, "huge pages:")
+    return differing(seen, value, "the setting")
 
 
 def _judge_hardware(seen: Seen) -> Iterator[Outcome]:
