@@ -3,7 +3,7 @@
 import gzip
 import io
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 MAX_RATIO = 200  # logs and profiles are a tenth to a fiftieth when packed; gzip can say a thousandth
 ALWAYS_BYTES = 64 * 2**20  # which takes no time, however little it was packed into
@@ -57,7 +57,7 @@ class _Counted(io.RawIOBase):
         """It is."""
         return True
 
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+    def readinto(self, buffer: Any) -> int:
         """Raises TooMuch."""
         count = self._stream.readinto1(buffer)
         self._allowance.take(count)
