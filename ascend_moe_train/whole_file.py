@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -20,7 +21,8 @@ def write_whole(path: Path, chunks: Iterable[bytes]) -> None:
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):  # of a read-only file system, where it never was: told above
+            aside.unlink(missing_ok=True)
 
 
 def write_text_whole(path: Path, text: str) -> None:

@@ -35,7 +35,7 @@ CHARTS = (
     Chart(
         title="Seconds of a step",
         values=("hidden_s", "exposed_s"),
-        note="computing, with what it hides of communication; then how long it waited for communication",
+        legend=("computing, with what it hides of communication", "waiting for communication"),
     ),
     Chart(
         title="Memory",

@@ -13,7 +13,7 @@ from ascend_moe_train.bench.result import Chart, Column, Row, Shows, shown
 def bars(chart: Chart, rows: Sequence[Row], columns: Sequence[Column]) -> str:
     """The chart, empty if no row has a figure for it."""
     name = columns[0].key
-    shows: Shows = next((column.shows for column in columns if column.key in chart.values), "number")
+    shows: Shows = next((column.shows for column in columns if column.key in chart.values), chart.shows)
     drawn = [(row, values) for row in rows if (values := _values(row, chart.values)) is not None]
     if not drawn:
         return ""
@@ -30,9 +30,18 @@ def bars(chart: Chart, rows: Sequence[Row], columns: Sequence[Column]) -> str:
         )
     note = f'<p class="note">{html.escape(chart.note)}</p>' if chart.note else ""
     return (
-        f'<section class="card"><h2>{html.escape(chart.title)}</h2>{note}<dl class="bars">{"".join(lines)}</dl>'
+        f'<section class="card"><h2>{html.escape(chart.title)}</h2>{note}{_legend(chart.legend)}'
+        f'<dl class="bars">{"".join(lines)}</dl>'
         f"{scale.words(shows)}</section>"
     )
+
+
+def _legend(words: Sequence[str]) -> str:
+    if not words:
+        return ""
+    square = '<svg width="10" height="10"><rect class="v{}" width="10" height="10"/></svg>'
+    each = (f"<li>{square.format(place)} {html.escape(word)}</li>" for place, word in enumerate(words))
+    return f'<ul class="legend">{"".join(each)}</ul>'
 
 
 class _Scale:
@@ -60,7 +69,7 @@ class _Scale:
         """Of a scale that does not begin at zero, where it begins and ends."""
         if not self._is_log:
             return ""
-        how: Shows = "bytes" if shows == "bytes" else "number"
+        how: Shows = shows if shows in ("bytes", "byte_rate", "seconds", "flops") else "number"
         return f'<p class="note">logarithmic, from {shown(self._least, how)} to {shown(self._most, how)}</p>'
 
 

@@ -11,6 +11,7 @@ from ascend_moe_train import strict_yaml
 from ascend_moe_train.bench.measured import FOUND
 from ascend_moe_train.bench.probes import (
     PROBE_MODULE,
+    WITHOUT_PAYLOAD,
     CommTime,
     DispatchSizes,
     Probed,
@@ -37,37 +38,49 @@ IDLE_S = 1800.0
 WORK, HARDWARE = "work", "hardware.yaml"
 COMM_COLUMNS = (
     Column(key="name", head="verb and size"),
-    Column(key="verb", head="verb"),
     Column(key="ranks", head="ranks of a group", shows="count"),
     Column(key="payload_bytes", head="payload", shows="bytes"),
     Column(key="best_s", head="best", shows="seconds"),
     Column(key="median_s", head="median", shows="seconds"),
-    Column(key="rate", head="sent a second", shows="bytes"),
+    Column(key="rate", head="sent", shows="byte_rate"),
+    Column(key="alpha_s", head="alpha", shows="seconds"),
+    Column(key="fitted_rate", head="1 / beta", shows="byte_rate"),
     Column(key="fitted_s", head="alpha + beta bytes", shows="seconds"),
 )
-COMM_CHARTS = (Chart(title="Bytes that leave a rank in a second", values=("rate",), log=True),)
+COMM_CHARTS = (
+    Chart(title="What leaves a rank", values=("rate",), note="best of all rounds", log=True),
+    Chart(title="Time of a call", values=("best_s",), note="best of all rounds", log=True),
+)
 WORK_COLUMNS = (
     Column(key="name", head="operator and shape"),
     Column(key="best_s", head="best", shows="seconds"),
     Column(key="median_s", head="median", shows="seconds"),
     Column(key="flops_per_s", head="speed", shows="flops"),
     Column(key="of_best", head="of the best product", shows="share"),
-    Column(key="bytes_per_s", head="bytes/s", shows="bytes"),
+    Column(key="bytes_per_s", head="memory", shows="byte_rate"),
 )
-WORK_CHARTS = (Chart(title="FLOP/s of a rank, all at work", values=("flops_per_s",)),)
+WORK_CHARTS = (
+    Chart(title="Speed of a rank, all at work", values=("flops_per_s",)),
+    Chart(title="Memory that operators read and write", values=("bytes_per_s",)),
+)
 DISPATCH_COLUMNS = (
     Column(key="name", head="step"),
     Column(key="best_s", head="best", shows="seconds"),
     Column(key="median_s", head="median", shows="seconds"),
     Column(key="tokens_per_s", head="tokens/s", shows="rate"),
     Column(key="flops_per_s", head="speed", shows="flops"),
-    Column(key="bytes_per_s", head="bytes/s", shows="bytes"),
+    Column(key="bytes_per_s", head="memory", shows="byte_rate"),
 )
 DISPATCH_CHARTS = (Chart(title="Time of a micro-batch", values=("best_s",)),)
 ENTRY_COLUMNS = (
     Column(key="figure", head="figure"),
     Column(key="measured", head="measured", shows="number"),
     Column(key="assumed", head="assumed without it", shows="number"),
+)
+ENTRY_CHARTS = (
+    Chart(
+        title="Measured against assumed", values=("against",), note="1 where it is as assumed", shows="ratio", log=True
+    ),
 )
 READING = (
     "All ranks do the same at the same time; of each round the slowest counts. Best is of the round that other jobs "
@@ -90,6 +103,8 @@ def probed(
     """Measures in ranks of this machine, `dispatch` of a layer with those sizes. Raises UserError subclasses: it cannot
     begin."""
     check_ranks(asked.ranks)
+    if asked.ranks < 2 and tuple(what) == ("comm",):
+        raise ConfigError(f"--ranks {asked.ranks}: collectives are between ranks: must be 2 at the least")
     if not 1 <= asked.rounds <= MAX_ROUNDS:
         raise ConfigError(f"--rounds {asked.rounds}: must be from 1 to {MAX_ROUNDS:,}")
     folder = asked.out / WORK
@@ -109,9 +124,11 @@ def comm_result(found: Probed, asked: Asked, command: str) -> Result:
     for (verb, size), group in groupby(found.comm, key=lambda each: (each.verb, each.size)):
         times = list(group)
         alpha_s, beta_s = alpha_beta(times)
-        rows += [_comm_row(each, alpha_s + beta_s * each.moved_bytes) for each in times]
-        rate = f"{format_bytes(1 / beta_s)}/s" if beta_s else "no limit that shows"
-        notes.append(f"{verb} in groups of {size}: {format_seconds(alpha_s)} a call, then {rate}.")
+        rows += [_comm_row(each, alpha_s, beta_s) for each in times]
+        rate = f", then {format_bytes(1 / beta_s)}/s" if beta_s else ", then no limit that shows"
+        if verb in WITHOUT_PAYLOAD:
+            rate = ""
+        notes.append(f"{verb} in groups of {size}: {format_seconds(alpha_s)} a call{rate}.")
     notes.append("hardware.yaml has the one link that the planner's formula makes of them.")
     return _result(
         "comm", "Collectives through this machine's memory", COMM_COLUMNS, rows, notes, asked, found, command
@@ -166,10 +183,11 @@ def calibrate_result(found: Probed, asked: Asked, name: str, command: str) -> Re
     """A row for each figure of the hardware file, beside what the planner assumes of a CPU without it."""
     known = find_device("cpu")
     assumed = {**vars(known), "inside": vars(known.inside), "efficiency": vars(efficiencies()[known.efficiency])}
-    rows: list[Row] = [
-        {"figure": ".".join(path), "measured": float(value), "assumed": _at(assumed, path)}
-        for path, value in _leaves(entry(found))
-    ]
+    rows: list[Row] = []
+    for path, value in _leaves(entry(found)):
+        before = _at(assumed, path)
+        against = value / before if before else None
+        rows.append({"figure": ".".join(path), "measured": float(value), "assumed": before, "against": against})
     notes = [
         READING,
         f"`amt plan --model run.yaml --cluster {asked.ranks}x{name} --hardware {asked.out / HARDWARE}` plans with it.",
@@ -226,15 +244,19 @@ def _result(
     )
 
 
-def _comm_row(time: CommTime, fitted_s: float) -> Row:
+def _comm_row(time: CommTime, alpha_s: float, beta_s: float) -> Row:
+    payload = f" x {format_bytes(time.payload_bytes)}" if time.payload_bytes else ""
     return {
-        "name": f"{time.verb} {time.size} x {format_bytes(time.payload_bytes)}",
+        "name": f"{time.verb} {time.size}{payload}",
         "verb": time.verb,
         "ranks": float(time.size),
         "payload_bytes": float(time.payload_bytes),
         **_times(time.rounds_s),
-        "rate": time.moved_bytes / time.best_s,
-        "fitted_s": fitted_s,
+        "rate": time.moved_bytes / time.best_s or None,
+        "alpha_s": alpha_s,
+        "beta_s": beta_s,
+        "fitted_rate": 1 / beta_s if beta_s else None,
+        "fitted_s": alpha_s + beta_s * time.moved_bytes,
     }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_moe_train.bench.result import Column, Result, Row, Shows, machine, now, shown
+from ascend_moe_train.bench.result import Chart, Column, Result, Row, Shows, machine, now, shown
 from ascend_moe_train.checkpoint import store
 from ascend_moe_train.config import RunConfig
 from ascend_moe_train.errors import ConfigError, DataError, MetricsError, TrainingError
@@ -30,6 +30,11 @@ COLUMNS = (
     Column(key="figure", head="figure"),
     Column(key="shown", head="best"),
     Column(key="median_shown", head="median"),
+)
+
+CHARTS = (
+    Chart(title="Times", values=("seconds",), shows="seconds"),
+    Chart(title="Bytes in a second", values=("byte_rate",), shows="byte_rate"),
 )
 
 Array = NDArray[Any]
@@ -98,7 +103,7 @@ def checkpoint_result(config: RunConfig, rounds: int, folder: Path, command: str
     rows = [_row("size", [float(size_bytes)], "bytes")]
     for name, found in times_s.items():
         rows.append(_row(name, found, "seconds"))
-        rows.append(_row(f"{name}, a second", [size_bytes / each for each in found], "bytes", best=max))
+        rows.append(_row(f"{name}, a second", [size_bytes / each for each in found], "byte_rate", best=max))
     for way in ("write", "read"):
         ratios = [a / b for a, b in zip(times_s[f"plain file, {way}"], times_s[f"checkpoint, {way}"], strict=True)]
         rows.append(_row(f"checkpoint against a plain file, {way}", ratios, "ratio", best=max))
@@ -163,6 +168,7 @@ def _row(figure: str, values: list[float], shows: Shows, best: Callable[[list[fl
         "figure": figure,
         "value": best(values),
         "median": median(values),
+        shows: best(values),
         "shown": shown(best(values), shows),
         "median_shown": shown(median(values), shows) if len(values) > 1 else "",
     }

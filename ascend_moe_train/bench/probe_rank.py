@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,16 @@ import numpy as np
 from mindspore import nn, ops
 
 from ascend_moe_train.bench.measured import ASKED, FOUND
-from ascend_moe_train.bench.probes import VERBS, CommTime, DispatchSizes, Probed, WorkTime, group_sizes, probed_json
+from ascend_moe_train.bench.probes import (
+    VERBS,
+    WITHOUT_PAYLOAD,
+    CommTime,
+    DispatchSizes,
+    Probed,
+    WorkTime,
+    group_sizes,
+    probed_json,
+)
 from ascend_moe_train.cluster.as_rank import as_rank
 from ascend_moe_train.cluster.rank import progress
 from ascend_moe_train.errors import UserError
@@ -86,13 +96,13 @@ class Prober:
             for verb in VERBS:
                 if verb == "send" and size > 2:
                     continue
-                for payload in SIZES_BYTES:
-                    calls = int(np.clip(CALLS_BYTES // payload, 1, MAX_CALLS))
+                for payload in (0,) if verb in WITHOUT_PAYLOAD else SIZES_BYTES:
+                    calls = int(np.clip(CALLS_BYTES // max(payload, 1), 1, 1 if verb == "split" else MAX_CALLS))
                     call = self._repeated(verb, group, payload, calls)
                     rounds_s = self.slowest(call, 2 * calls if verb == "send" else calls)
                     yield CommTime(verb=verb, size=size, payload_bytes=payload, rounds_s=rounds_s)
 
-    def _repeated(self, verb: str, group: Group, payload: int, calls: int) -> Callable[[], None]:
+    def _repeated(self, verb: str, group: Group, payload: int, calls: int) -> Callable[[], Any]:
         x = np.full(payload // 4, 1.0, np.float32)
         out = np.empty(
             {"all_gather": group.size * x.size, "reduce_scatter": x.size // group.size}.get(verb, x.size), "f4"
@@ -110,7 +120,16 @@ class Prober:
                         comm.send(group, x, peer)
 
             return call
-        extra = (0,) if verb == "broadcast" else ()
+        if verb == "split":
+            partition = [tuple(range(first, first + group.size)) for first in range(0, comm.world.size, group.size)]
+            numbers = count()
+            return lambda: comm.split(f"{group.name}, {next(numbers)}", partition)
+        if verb == "barrier":
+            return lambda: _times(calls, lambda: comm.barrier(group))
+        extra: tuple[Any, ...] = (0,) if verb == "broadcast" else ()
+        if verb == "all_to_all_v":  # as many to each
+            each_n = np.full(group.size, x.size // group.size, np.int32)
+            extra = each_n, each_n, x.size
 
         def repeat() -> None:
             for _ in range(calls):
@@ -222,6 +241,11 @@ class Prober:
         source = np.ones(COPY_BYTES // 4, np.float32)
         target = np.empty_like(source)
         return 2 * COPY_BYTES / min(self.slowest(lambda: np.copyto(target, source), 1))
+
+
+def _times(calls: int, call: Callable[[], None]) -> None:
+    for _ in range(calls):
+        call()
 
 
 def _called(chain: _Chain, inputs: tuple[Any, ...]) -> None:

@@ -21,7 +21,8 @@ from ascend_moe_train.train.metrics import first_problem
 
 PROBE_MODULE = "ascend_moe_train.bench.probe_rank"
 PLANNED_VERBS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")  # those that the planner predicts
-VERBS = (*PLANNED_VERBS, "broadcast", "send")
+WITHOUT_PAYLOAD = ("barrier", "split")
+VERBS = (*PLANNED_VERBS, "all_to_all_v", "broadcast", "send", *WITHOUT_PAYLOAD)  # to `send` belongs `recv`
 SMALLEST_KNEE_BYTES = 1.0
 _KNEES = np.linspace(0.0, 256.0, 513)
 _LONG_KNEES = np.linspace(0.0, 4096.0, 1025)

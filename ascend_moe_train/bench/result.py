@@ -22,7 +22,7 @@ FORMAT = 1
 MAX_BYTES = 2**24
 _ROOT = Path(__file__).parents[2]
 
-Shows = Literal["text", "bytes", "seconds", "count", "rate", "flops", "ratio", "share", "number", "error"]
+Shows = Literal["text", "bytes", "byte_rate", "seconds", "count", "rate", "flops", "ratio", "share", "number", "error"]
 Figure = str | float | None
 Row = dict[str, Figure]
 
@@ -40,8 +40,9 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """Bars: one for each row that has the figures `values`, of which several stand one after the other. `low` and
-    `high` are the ends of a line upon it. On a `log` scale bars begin at the power of ten below the least."""
+    """Bars: one for each row that has the figures `values`, of which several stand one after the other, each with its
+    word of `legend`. `low` and `high` are the ends of a line upon it. On a `log` scale bars begin at the power of ten
+    below the least. `shows` is for figures that are no column."""
 
     title: str
     values: tuple[str, ...]
@@ -49,6 +50,8 @@ class Chart:
     low: str | None = None
     high: str | None = None
     log: bool = False
+    legend: tuple[str, ...] = ()
+    shows: Shows = "number"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +101,7 @@ def shown(value: Figure, shows: Shows) -> str:
         return "0" if value == 0 else f"{value:+.1e}"
     ways: dict[str, Callable[[float], str]] = {
         "bytes": format_bytes,
+        "byte_rate": lambda number: f"{format_bytes(number)}/s",
         "seconds": format_seconds,
         "count": lambda number: f"{number:,.0f}",
         "rate": format_count,
@@ -137,8 +141,9 @@ def result_json(result: Result) -> str:
     return json.dumps(json.loads(_RESULT.dump_json(result)), indent=2) + "\n"
 
 
-def read_result(path: Path) -> Result:
-    """A result from a file. Raises MetricsError naming file and field."""
+def read_result(path: Path, otherwise: Callable[[bytes], Result | None] = lambda _: None, other: str = "") -> Result:
+    """A result from a file; `otherwise` makes one of what is no result, None if it cannot, and `other` names what that
+    may be. Raises MetricsError naming file and field."""
     if path.exists() and not path.is_file():  # a pipe might never end
         raise MetricsError(f"{path}: is no regular file")
     try:
@@ -151,7 +156,10 @@ def read_result(path: Path) -> Result:
     try:
         return _RESULT.validate_json(text)
     except ValidationError as error:
-        raise MetricsError(f"{path}: no result of `amt bench`: {first_problem(error)}") from None
+        if (made := otherwise(text)) is not None:
+            return made
+        kinds = f"no result of `amt bench`{f', {other}' if other else ''}"
+        raise MetricsError(f"{path}: {kinds}: {first_problem(error)}") from None
 
 
 def spread(values: Sequence[float]) -> Mapping[str, float | None]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ascend_moe_train.bench.measured import Measured
-from ascend_moe_train.bench.result import Column, Result, Row, Shows, machine, now, shown
+from ascend_moe_train.bench.result import Chart, Column, Result, Row, Shows, machine, now, shown
 from ascend_moe_train.bench.runs import Ended, Say, trained
 from ascend_moe_train.cluster.mpiexec import check_ranks
 from ascend_moe_train.cluster.msrun import check_devices, num_devices
@@ -27,6 +27,14 @@ COLUMNS = (
     Column(key="predicted_shown", head="predicted"),
     Column(key="ratio", head="predicted / measured", shows="ratio"),
 )
+CHARTS = (
+    Chart(title="Times of a step", values=("seconds",), shows="seconds"),
+    Chart(title="Times as predicted", values=("predicted_seconds",), shows="seconds"),
+    Chart(title="Memory, and bytes sent in a step", values=("bytes",), shows="bytes"),
+    Chart(title="Memory as predicted", values=("predicted_bytes",), shows="bytes"),
+)
+MEASURED_ONLY = ("figure", "shown")
+NO_PEAK = "MFU needs a peak: set run.peak_flops_per_s, or name --cluster with the --hardware of `amt bench calibrate`."
 READING = (
     "Times are medians of the later half of the steps: the step of the slowest rank, communication the mean over "
     "ranks. Memory is the most that a rank has in a step after the first: its whole process, without pages of files, "
@@ -118,10 +126,10 @@ def step_result(config: RunConfig, found: Measured, asked: Asked, command: str) 
         kind="step",
         title="Training step",
         command=command,
-        columns=COLUMNS,
+        columns=tuple(each for each in COLUMNS if planned is not None or each.key in MEASURED_ONLY),
         rows=tuple(rows),
         settings=settings,
-        notes=(READING,),
+        notes=(READING,) if peak else (NO_PEAK, READING),
         machine=machine(),
         made_at=now(),
     )
@@ -143,6 +151,8 @@ def _row(figure: str, value: float | None, shows: Shows, other: float | None) ->
         "figure": figure,
         "value": value,
         "predicted": other,
+        shows: value,
+        f"predicted_{shows}": other,
         "shown": shown(value, shows),
         "predicted_shown": "" if other is None else shown(other, shows),
         "ratio": other / value if other is not None and value else None,

@@ -101,7 +101,7 @@ def step(
     as_json: bool,
 ) -> int:
     """Measure the training step of RUN_YAML: tokens/s, FLOP/s, memory, communication."""
-    from ascend_moe_train.bench.step import Asked, measure, predicted, prepared, step_result
+    from ascend_moe_train.bench.step import CHARTS, Asked, measure, predicted, prepared, step_result
     from ascend_moe_train.cli.environment import prepare_environment
     from ascend_moe_train.planner.hardware import catalogue, parse_cluster
 
@@ -118,7 +118,7 @@ def step(
     found, ended = measure(config, asked, lambda line: click.echo(line, err=True))
     if found is None:
         return _not_measured(ended)
-    _finish(step_result(config, found, asked, shown_command()), out, as_json)
+    _finish(step_result(config, found, asked, shown_command()), CHARTS, out, as_json)
     return 0
 
 
@@ -138,9 +138,9 @@ def _not_measured(ended: "Ended") -> int:
 @AS_JSON
 def data(run_yaml: Path, overrides: tuple[str, ...], ranks: int, rounds: int, out: Path, as_json: bool) -> None:
     """Measure how fast a rank gets the batches of RUN_YAML."""
-    from ascend_moe_train.bench.host import data_result
+    from ascend_moe_train.bench.host import CHARTS, data_result
 
-    _finish(data_result(whole_run(run_yaml, overrides), ranks, rounds, shown_command()), out, as_json)
+    _finish(data_result(whole_run(run_yaml, overrides), ranks, rounds, shown_command()), CHARTS, out, as_json)
 
 
 @command.command("checkpoint")
@@ -151,14 +151,17 @@ def data(run_yaml: Path, overrides: tuple[str, ...], ranks: int, rounds: int, ou
 @AS_JSON
 def checkpoint(run_yaml: Path, overrides: tuple[str, ...], rounds: int, out: Path, as_json: bool) -> None:
     """Measure writing and reading a checkpoint of the size of RUN_YAML, in the folder for the results."""
-    from ascend_moe_train.bench.host import WORK, checkpoint_result
+    from ascend_moe_train.bench.host import CHARTS, WORK, checkpoint_result
+    from ascend_moe_train.cli.long_run import stop_cleanly
 
     config = whole_run(run_yaml, overrides)
-    _finish(checkpoint_result(config, rounds, out / WORK, shown_command()), out, as_json)
+    with stop_cleanly():
+        result = checkpoint_result(config, rounds, out / WORK, shown_command())
+    _finish(result, CHARTS, out, as_json)
 
 
-def _finish(result: "Result", out: Path, as_json: bool) -> None:
-    write(out, result, ())
+def _finish(result: "Result", charts: Sequence["Chart"], out: Path, as_json: bool) -> None:
+    write(out, result, charts)
     show(result, [column.key for column in result.columns], out, as_json=as_json)
 
 
@@ -168,10 +171,12 @@ def _finish(result: "Result", out: Path, as_json: bool) -> None:
 @out_option("compare")
 @AS_JSON
 def compare(first: Path, second: Path, out: Path, as_json: bool) -> None:
-    """Set two results of the same benchmark side by side: two machines, or two versions."""
-    from ascend_moe_train.bench.compare import compared
+    """Set two results of the same benchmark, or two of `amt plan --json`, side by side: two machines, or two
+    versions."""
+    from ascend_moe_train.bench.compare import charts_of, compared
 
-    _finish(compared(first, second, shown_command()), out, as_json)
+    result = compared(first, second, shown_command())
+    _finish(result, charts_of(result), out, as_json)
 
 
 @command.command("comm")
@@ -212,9 +217,7 @@ def dispatch(
     found, asked, code = _probed(("dispatch",), ranks, rounds, out, sizes)
     if found is None:
         return code
-    result = made.dispatch_result(found, asked, shown_command())
-    write(out, result, made.DISPATCH_CHARTS)
-    show(result, [column.key for column in result.columns], out, as_json=as_json)
+    _finish(made.dispatch_result(found, asked, shown_command()), made.DISPATCH_CHARTS, out, as_json)
     return 0
 
 
@@ -259,7 +262,7 @@ def _probe(what: "tuple[What, ...]", ranks: int | None, rounds: int, name: str |
     if found.work:
         results.append((made.work_result(found, asked, command), made.WORK_CHARTS))
     if name is not None and found.work:
-        results.append((made.calibrate_result(found, asked, name, command), ()))
+        results.append((made.calibrate_result(found, asked, name, command), made.ENTRY_CHARTS))
     for result, charts in results:
         write(out, result, charts)
     if name is not None:

@@ -1,6 +1,8 @@
 """`amt bench data` and `checkpoint`: real batches and checkpoints of a small run, and what they refuse."""
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -37,7 +39,17 @@ def test_checkpoints_have_the_size_of_the_run_and_leave_nothing(run_yaml: Path, 
     found = figures(out / "checkpoint.json")
     assert found["size"] == 12 * num_parameters(load_run(run_yaml).model)
     assert all(found[f"{what}, {way}"] > 0 for what in ("checkpoint", "plain file") for way in ("write", "read"))
+    assert "Bytes in a second" in (out / "checkpoint.html").read_text()
     assert sorted(path.name for path in out.iterdir()) == ["checkpoint.html", "checkpoint.json", "checkpoint.md"]
+
+
+def test_a_checkpoint_that_is_stopped_leaves_nothing(
+    run_yaml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host.store, "load", lambda folder: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit) as stop:
+        main(["bench", "checkpoint", str(run_yaml), "--out", str(tmp_path / "out")])
+    assert stop.value.code == 143 and list((tmp_path / "out").iterdir()) == []
 
 
 def test_what_cannot_be_measured_is_one_line(

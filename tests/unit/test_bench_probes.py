@@ -1,12 +1,13 @@
 """Fits of what ranks measure of a machine: made-up times of a known machine give that one back, to the planner too."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ascend_moe_train.bench import runs
+from ascend_moe_train.bench import probe_rank, runs
 from ascend_moe_train.bench.calibrate import (
     Asked,
     calibrate_result,
@@ -41,6 +42,7 @@ from ascend_moe_train.cluster.output import Screen
 from ascend_moe_train.cluster.supervise import Job, Outcome
 from ascend_moe_train.config import load_run
 from ascend_moe_train.errors import ConfigError, MetricsError
+from ascend_moe_train.parallel import comm
 from ascend_moe_train.parallel.comm import LocalComm
 from ascend_moe_train.planner.block_time import product_s
 from ascend_moe_train.planner.collectives import Span, collective_s
@@ -219,6 +221,37 @@ def test_a_run_says_what_its_layers_are(tmp_path: Path) -> None:
         dispatch_sizes(load_run(run_yaml, ("model.moe=null",)))
 
 
+def test_every_verb_is_measured_once_for_each_group_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe_rank, "group_sizes", lambda ranks: [1])
+    monkeypatch.setattr(probe_rank, "SIZES_BYTES", (1024, 4096))
+    prober = Prober(LocalComm(), kernels("portable"), rounds=1)
+
+    def once(call: Callable[[], Any], calls: int) -> tuple[float, ...]:
+        call()
+        return (1.0,)
+
+    monkeypatch.setattr(prober, "slowest", once)
+    verbs = [verb for verb in probe_rank.VERBS if verb != "send"]  # needs two
+    monkeypatch.setattr(probe_rank, "VERBS", verbs)
+    found = [(each.verb, each.payload_bytes) for each in prober.comm_times()]
+    with_payload = [verb for verb in verbs if verb not in ("barrier", "split")]
+    assert found == [
+        *((verb, size) for verb in with_payload for size in (1024, 4096)),
+        ("barrier", 0),
+        ("split", 0),
+    ]
+    assert {*verbs, "send", "recv"} == set(comm.VERBS)
+
+
+def test_what_moves_nothing_has_a_latency_alone() -> None:
+    barrier = CommTime(verb="barrier", size=2, payload_bytes=0, rounds_s=(0.5, 0.25))
+    found = comm_result(replace(probed(), comm=(*comm_times(), barrier)), ASKED, "amt bench comm")
+    row = found.rows[-1]
+    assert row["name"] == "barrier 2" and row["alpha_s"] == pytest.approx(0.25)
+    assert (row["rate"], row["fitted_rate"]) == (None, None)
+    assert "barrier in groups of 2: 250 ms a call." in found.notes
+
+
 def test_a_single_rank_has_no_link() -> None:
     alone = replace(probed(), ranks=1, comm=())
     assert "inside" not in entry(alone) and "inside" not in entry(alone)["efficiency"]
@@ -248,6 +281,7 @@ def test_the_commands_write_results_and_a_hardware_file(
     monkeypatch.setattr(runs, "launch", launch)
     out = tmp_path / "out"
     assert main(["bench", "calibrate", "--ranks", "4", "--rounds", "2", "--name", "box", "--out", str(out)]) == 0
+    assert all("<svg" in path.read_text() for path in out.glob("*.html"))
     assert {path.name for path in out.glob("*.json")} == {"comm.json", "gemm.json", "calibrate.json"}
     assert read_result(out / "calibrate.json").settings["threads of a rank"] == 1
     assert "box" in catalogue(out / "hardware.yaml")
@@ -273,6 +307,8 @@ def test_wrong_numbers_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     ):
         assert main(["bench", "gemm", *words, "--out", str(tmp_path / "out")]) == 2
         assert says in capsys.readouterr().err
+    assert main(["bench", "comm", "--ranks", "1", "--out", str(tmp_path / "out")]) == 2
+    assert "error: --ranks 1: collectives are between ranks: must be 2 at the least" in capsys.readouterr().err
     path = tmp_path / "found.json"
     wrong: tuple[Any, ...] = ("{}", "[", probed_json(probed()).decode().replace('"ranks":4', '"ranks":"4"'))
     for text in wrong:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ascend_moe_train.bench import runs
-from ascend_moe_train.bench.compare import compared
+from ascend_moe_train.bench.compare import charts_of, compared
 from ascend_moe_train.bench.result import Column, Result, result_json
 from ascend_moe_train.cli.main import main
 from ascend_moe_train.cluster.supervise import Outcome
@@ -69,6 +69,9 @@ def test_a_step_without_a_cluster_predicts_nothing(
     rows = json.loads((tmp_path / "out" / "step.json").read_text())["rows"]
     assert {row["predicted"] for row in rows} == {None}
     assert [row["shown"] for row in rows if row["figure"] == "MFU"] == ["n/a"]
+    page = (tmp_path / "out" / "step.html").read_text()
+    assert "set run.peak_flops_per_s" in page and "predicted / measured" not in page
+    assert "Times of a step" in page and "as predicted" not in page
 
 
 def test_a_step_that_fails_or_is_stopped_says_so(
@@ -123,6 +126,85 @@ def test_what_both_have_is_compared_and_the_rest_named(tmp_path: Path) -> None:
     assert result.notes == ("Only in the first: overlap.", "Only in the second: zero1.")
 
 
+PLAN = {
+    "model": "glm",
+    "cluster": "64x910B",
+    "seq_len": 4096,
+    "global_sequences": 64,
+    "precision": "bf16",
+    "engine": "ours",
+    "predicted": True,
+    "error": {"time": 0.1, "memory": None},
+    "plans": [
+        {
+            "plan": {
+                "num_devices": 64,
+                **dict.fromkeys(("dp", "pp", "tp", "cp", "ep", "zero_stage", "micro_sequences"), 2),
+                "schedule": "1f1b",
+                "recompute": "none",
+            },
+            "step_s": 2.0,
+            "tokens_per_s": 6400.0,
+            "mfu": 0.25,
+            "bubble_share": 0.0,
+            "items_s": {"experts": 1.5},
+            "exposed_s": {"ep": 0.25, "pp": 0.25},
+            "peak_bytes": 6e10,
+        }
+    ],
+}
+
+
+def plan_file(path: Path, **changes: Any) -> Path:
+    path.write_text(json.dumps({**PLAN, **changes}))
+    return path
+
+
+def test_plans_are_compared_and_marked_as_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = plan_file(tmp_path / "a.json")
+    faster = {**PLAN["plans"][0], "step_s": 1.0}  # type: ignore[index]
+    second = plan_file(tmp_path / "b.json", cluster="64xA100", plans=[faster])
+    assert main(["bench", "compare", str(first), str(second), "--out", str(tmp_path / "out")]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].split() == ["row", "first,", "predicted", "second,", "predicted", "second", "/", "first"]
+    assert shown[1].split() == ["step", "2.0", "s", "1.0", "s", "0.50"]
+    result = json.loads((tmp_path / "out" / "compare.json").read_text())
+    assert result["title"] == "glm on 64x910B and glm on 64xA100: predicted, not measured"
+    assert result["settings"]["differs: cluster"] == "64x910B | 64xA100"
+    rows = {row["name"]: row["first"] for row in result["rows"]}
+    assert (rows["tokens/s of a device"], rows["exposed communication"], rows["of the step: experts"]) == (
+        100,
+        0.5,
+        1.5,
+    )
+    assert "Nothing of it was measured" in (tmp_path / "out" / "compare.html").read_text()
+
+
+@pytest.mark.parametrize("changes", [{"plans": []}, {"predicted": False}, {"plans": [{}]}, {"error": None}])
+def test_what_is_no_plan_is_one_line(tmp_path: Path, changes: dict[str, Any]) -> None:
+    first = plan_file(tmp_path / "a.json", **changes)
+    with pytest.raises(MetricsError, match=r"a\.json: no result of `amt bench`, nor of `amt plan --json`"):
+        compared(first, first, "")
+
+
+def test_plans_and_measurements_are_not_mixed(tmp_path: Path) -> None:
+    (measured_path,) = files(tmp_path, ONE)
+    with pytest.raises(MetricsError, match=r"is of `amt plan --json`, .* of `amt bench ablate`"):
+        compared(measured_path, plan_file(tmp_path / "a.json"), "")
+
+
+def test_figures_that_are_the_same_everywhere_are_named_once(tmp_path: Path) -> None:
+    sent = Column(key="sent_bytes", head="sent", shows="bytes")
+    both = [
+        replace(each, columns=(*ONE.columns, sent), rows=tuple({**row, "sent_bytes": 8.0} for row in each.rows))
+        for each in (ONE, OTHER)
+    ]
+    result = compared(*files(tmp_path, *both), "")
+    assert {row["figure"] for row in result.rows} == {"step"}
+    assert "The same in all rows of both: sent." in result.notes
+    assert [chart.title for chart in charts_of(result)] == ["step: second / first"]
+
+
 def test_what_cannot_be_compared_is_one_line(tmp_path: Path) -> None:
     first, second, third = files(tmp_path, ONE, replace(ONE, kind="step"), replace(ONE, rows=({"rung": "x"},)))
     with pytest.raises(MetricsError, match=r"1\.json is of `amt bench step`, .*0\.json of `amt bench ablate`"):
@@ -142,5 +224,7 @@ def test_steps_are_compared_by_figure(
     capsys.readouterr()
     paths = [str(tmp_path / name / "step.json") for name in ("a", "b")]
     assert main(["bench", "compare", *paths, "--out", str(tmp_path / "c"), "--json"]) == 0
-    rows = {row["name"]: row["ratio"] for row in json.loads(capsys.readouterr().out)["rows"]}
+    found = json.loads(capsys.readouterr().out)["rows"]
+    rows = {row["name"]: row["ratio"] for row in found}
+    assert [row["first_shown"] for row in found if row["name"] == "memory of the fullest"] == ["500 B"]
     assert (rows["step"], rows["tokens/s"], rows["memory of the fullest"]) == (0.5, 2.0, 1.0)
