@@ -36,8 +36,8 @@ class Line:
 
 
 def commands(text: str) -> Iterator[Line]:
-    """The lines of a page that run `amt`, `python -m` of this repository, or `make`; a pipe's first part. What should
-    be refused is left out: it is in a region that is run."""
+    """The lines of a page that run `amt`, `python -m` of this repository, or `make`, up to a pipe or a redirection.
+    What should be refused is left out: it is in a region that is run."""
     refused = {at for region in regions(text) if "exit" in region.option for at in range(region.first, region.stop)}
     for block in blocks(text):
         if block.language in NO_COMMANDS or block.first in refused:
@@ -45,7 +45,7 @@ def commands(text: str) -> Iterator[Line]:
         for at, line in joined(block.lines):
             line = line.removeprefix(PROMPT).removeprefix(".venv/bin/")
             if line.startswith(("amt ", "python -m ", "make ")):
-                words = shlex.split(line.partition(" | ")[0], comments=True)
+                words = shlex.split(re.split(r" [|>] ", line)[0], comments=True)
                 yield Line(number=block.first + at, words=tuple(words))
 
 

@@ -29,9 +29,8 @@ COLUMNS = (
 )
 CHARTS = (
     Chart(title="Times of a step", values=("seconds",), shows="seconds"),
-    Chart(title="Times as predicted", values=("predicted_seconds",), shows="seconds"),
     Chart(title="Memory, and bytes sent in a step", values=("bytes",), shows="bytes"),
-    Chart(title="Memory as predicted", values=("predicted_bytes",), shows="bytes"),
+    Chart(title="Predicted / measured", values=("ratio",), note="1 where both are equal"),
 )
 MEASURED_ONLY = ("figure", "shown")
 NO_PEAK = "MFU needs a peak: set run.peak_flops_per_s, or name --cluster with the --hardware of `amt bench calibrate`."
@@ -152,7 +151,6 @@ def _row(figure: str, value: float | None, shows: Shows, other: float | None) ->
         "value": value,
         "predicted": other,
         shows: value,
-        f"predicted_{shows}": other,
         "shown": shown(value, shows),
         "predicted_shown": "" if other is None else shown(other, shows),
         "ratio": other / value if other is not None and value else None,

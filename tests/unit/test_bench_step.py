@@ -71,7 +71,7 @@ def test_a_step_without_a_cluster_predicts_nothing(
     assert [row["shown"] for row in rows if row["figure"] == "MFU"] == ["n/a"]
     page = (tmp_path / "out" / "step.html").read_text()
     assert "set run.peak_flops_per_s" in page and "predicted / measured" not in page
-    assert "Times of a step" in page and "as predicted" not in page
+    assert "Times of a step" in page and "Predicted / measured" not in page
 
 
 def test_a_step_that_fails_or_is_stopped_says_so(
