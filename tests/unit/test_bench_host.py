@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ascend_moe_train.bench import host
+from ascend_moe_train.checkpoint import store
 from ascend_moe_train.cli.main import main
 from ascend_moe_train.config import load_run
 from ascend_moe_train.model.counts import num_parameters
@@ -46,7 +47,7 @@ def test_checkpoints_have_the_size_of_the_run_and_leave_nothing(run_yaml: Path, 
 def test_a_checkpoint_that_is_stopped_leaves_nothing(
     run_yaml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host.store, "load", lambda folder: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(store, "load", lambda folder: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(SystemExit) as stop:
         main(["bench", "checkpoint", str(run_yaml), "--out", str(tmp_path / "out")])
     assert stop.value.code == 143 and list((tmp_path / "out").iterdir()) == []

@@ -21,6 +21,7 @@ from ascend_moe_train.bench.calibrate import (
 from ascend_moe_train.bench.probe_rank import Prober
 from ascend_moe_train.bench.probes import (
     PLANNED_VERBS,
+    VERBS,
     CommTime,
     DispatchSizes,
     Probed,
@@ -231,7 +232,7 @@ def test_every_verb_is_measured_once_for_each_group_and_size(monkeypatch: pytest
         return (1.0,)
 
     monkeypatch.setattr(prober, "slowest", once)
-    verbs = [verb for verb in probe_rank.VERBS if verb != "send"]  # needs two
+    verbs = [verb for verb in VERBS if verb != "send"]  # needs two
     monkeypatch.setattr(probe_rank, "VERBS", verbs)
     found = [(each.verb, each.payload_bytes) for each in prober.comm_times()]
     with_payload = [verb for verb in verbs if verb not in ("barrier", "split")]

@@ -126,7 +126,7 @@ def test_what_both_have_is_compared_and_the_rest_named(tmp_path: Path) -> None:
     assert result.notes == ("Only in the first: overlap.", "Only in the second: zero1.")
 
 
-PLAN = {
+PLAN: dict[str, Any] = {
     "model": "glm",
     "cluster": "64x910B",
     "seq_len": 4096,
@@ -162,7 +162,7 @@ def plan_file(path: Path, **changes: Any) -> Path:
 
 def test_plans_are_compared_and_marked_as_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = plan_file(tmp_path / "a.json")
-    faster = {**PLAN["plans"][0], "step_s": 1.0}  # type: ignore[index]
+    faster = {**PLAN["plans"][0], "step_s": 1.0}
     second = plan_file(tmp_path / "b.json", cluster="64xA100", plans=[faster])
     assert main(["bench", "compare", str(first), str(second), "--out", str(tmp_path / "out")]) == 0
     shown = capsys.readouterr().out.splitlines()
@@ -199,7 +199,8 @@ def test_figures_that_are_the_same_everywhere_are_named_once(tmp_path: Path) -> 
         replace(each, columns=(*ONE.columns, sent), rows=tuple({**row, "sent_bytes": 8.0} for row in each.rows))
         for each in (ONE, OTHER)
     ]
-    result = compared(*files(tmp_path, *both), "")
+    first, second = files(tmp_path, *both)
+    result = compared(first, second, "")
     assert {row["figure"] for row in result.rows} == {"step"}
     assert "The same in all rows of both: sent." in result.notes
     assert [chart.title for chart in charts_of(result)] == ["step: second / first"]
