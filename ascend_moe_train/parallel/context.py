@@ -8,11 +8,14 @@ Shape letters: see model/kernels/protocol.py; S places of one rank, A all places
 """
 
 from collections.abc import Callable
+from math import prod
 from typing import Any, Literal
 
 import mindspore as ms
 import numpy as np
 from mindspore import nn, ops
+from mindspore.ops import constexpr
+from numpy.typing import NDArray
 
 from ascend_moe_train.config import RunConfig
 from ascend_moe_train.model.kernels.protocol import Kernels
@@ -88,6 +91,47 @@ class _Taken(nn.Cell):
         return (_rows_of(dout, self.inverse, 1),)
 
 
+@constexpr
+def _order(sizes: tuple[int, ...], dims: tuple[int, ...]) -> Tensor:
+    """Of a table of rows, whose dims come in another order: which row comes first, second ..."""
+    return ms.Tensor(_numbered(sizes, dims))
+
+
+@constexpr
+def _order_back(sizes: tuple[int, ...], dims: tuple[int, ...]) -> Tensor:
+    """The same of the way back."""
+    return ms.Tensor(np.argsort(_numbered(sizes, dims)).astype(np.int32))
+
+
+def _numbered(sizes: tuple[int, ...], dims: tuple[int, ...]) -> NDArray[np.int32]:
+    return np.arange(prod(sizes), dtype=np.int32).reshape(sizes).transpose(dims).reshape(-1)
+
+
+class _Reordered(nn.Cell):
+    """Rows in some order, each of them once, with the order of the way back."""
+
+    def construct(self, x_RD: Tensor, order_R: Tensor, back_R: Tensor) -> Tensor:
+        return _rows_of(x_RD, order_R, 0)
+
+    def bprop(self, x_RD: Tensor, order_R: Tensor, back_R: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
+        return _rows_of(dout, back_R, 0), autodiff.zeros_like(order_R), autodiff.zeros_like(back_R)
+
+
+class Swapped:
+    """`ops.transpose` of dims of which the last does not move. On CPUs MindSpore 2.10 keeps 8 bytes for each element of
+    every operator that transposes, for as long as its graph lives, and nothing where rows are gathered."""
+
+    def __init__(self, *dims: int) -> None:
+        self.dims = dims
+        self.reordered = _Reordered()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        sizes = x.shape[:-1]
+        order_R, back_R = _order(sizes, self.dims), _order_back(sizes, self.dims)
+        y_RD = self.reordered(ops.reshape(x, (-1, x.shape[-1])), order_R, back_R)
+        return ops.reshape(y_RD, (*[sizes[dim] for dim in self.dims], x.shape[-1]))
+
+
 class SequenceOrder:
     """Between pieces by rank, (N, B, S, ...), and sequences, (B, A, ...)."""
 
@@ -98,17 +142,20 @@ class SequenceOrder:
         self.into_order = _Taken(np.argsort(by_rank_A).astype(np.int32))
         self.by_rank = _Taken(by_rank_A)
         self.own_S = ms.Tensor(places[group.index])
+        self.swapped = Swapped(1, 0)
         self.gather = collectives.all_gather(group.carrying("figures"))
 
     def joined(self, x_NBS: Tensor) -> Tensor:
         """(N, B, S, D) -> (B, A, D)."""
         N, B, S, D = x_NBS.shape
-        return self.into_order(ops.reshape(ops.transpose(x_NBS, (1, 0, 2, 3)), (B, N * S, D)))
+        x_BNZ = self.swapped(ops.reshape(x_NBS, (N, B, S * D)))
+        return self.into_order(ops.reshape(x_BNZ, (B, N * S, D)))
 
     def parted(self, x_BA: Tensor) -> Tensor:
         """(B, A, D) -> (N, B, S, D)."""
         B, A, D = x_BA.shape
-        return ops.transpose(ops.reshape(self.by_rank(x_BA), (B, self.size, A // self.size, D)), (1, 0, 2, 3))
+        x_NBZ = self.swapped(ops.reshape(self.by_rank(x_BA), (B, self.size, A // self.size * D)))
+        return ops.reshape(x_NBZ, (self.size, B, A // self.size, D))
 
     def whole(self, x_BS: Tensor) -> Tensor:
         """What all ranks have: (B, S) -> (B, A). No gradient. Payload: one all_gather of x over the N ranks."""
@@ -168,6 +215,7 @@ class UlyssesKernels(_Wrapped):
         super().__init__(base)
         self.size, self.index, self.order = group.size, group.index, SequenceOrder(collectives, group, seq_len)
         self.exchange = autodiff.exchange(collectives, group)
+        self.rank_first, self.rank_last = Swapped(2, 0, 1), Swapped(1, 2, 0)
 
     def attention(
         self,
@@ -198,7 +246,7 @@ class UlyssesKernels(_Wrapped):
             sink_H = sink_H[self.index * h : (self.index + 1) * h]
         o = self.base.attention(q, k, v, segment_BA, window, sink_H)
         o_NBS = self.exchange(self.order.parted(ops.reshape(o, (B, N * S, h * Y))))
-        return ops.reshape(ops.transpose(ops.reshape(o_NBS, (N, B, S, h, Y)), (1, 2, 0, 3, 4)), (B, S, H, Y))
+        return ops.reshape(self.rank_last(o_NBS), (B, S, H, Y))
 
     def repeated(self, x_BSGZ: Tensor) -> Tensor:
         """Heads that are fewer than ranks, so that each rank gets one: those that its queries read."""
@@ -212,8 +260,7 @@ class UlyssesKernels(_Wrapped):
         """Each rank's heads: (B, S, H, Z) -> (N, B, S, H / N * Z)."""
         B, S, H, Z = x_BSHZ.shape
         h = H // self.size
-        x = ops.transpose(ops.reshape(x_BSHZ, (B, S, self.size, h, Z)), (2, 0, 1, 3, 4))
-        return ops.reshape(x, (self.size, B, S, h * Z))
+        return self.rank_first(ops.reshape(x_BSHZ, (B, S, self.size, h * Z)))
 
 
 def _ahead_in_whole_sequences(order: SequenceOrder) -> Callable[..., list[tuple[Tensor, Tensor]]]:

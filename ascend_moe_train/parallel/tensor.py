@@ -133,7 +133,8 @@ class _VocabularyRows:
         row_T = token_T - self.index * size
         is_here_T = ops.logical_and(row_T >= 0, row_T < size)
         x_TD = self.base.embed(ops.select(is_here_T, row_T, ops.zeros_like(row_T)), w_VD)
-        return x_TD * ops.expand_dims(ops.cast(is_here_T, x_TD.dtype), 1)
+        # products and sums of tensors of two shapes keep 16 bytes for each element on CPUs, as long as the graph lives
+        return x_TD * ops.broadcast_to(ops.expand_dims(ops.cast(is_here_T, x_TD.dtype), 1), x_TD.shape)
 
 
 class _VocabularyLoss:
@@ -158,7 +159,7 @@ class _VocabularyLoss:
         is_here_T = ops.logical_and(row_T >= 0, row_T < size)
         row_T1 = ops.expand_dims(ops.select(is_here_T, row_T, ops.zeros_like(row_T)), 1)
         top_T = self.maximum(ops.stop_gradient(ops.amax(logits_TV, 1)))
-        shifted_TV = logits_TV - ops.expand_dims(ops.stop_gradient(top_T), 1)
+        shifted_TV = logits_TV - ops.broadcast_to(ops.expand_dims(ops.stop_gradient(top_T), 1), logits_TV.shape)
         picked_T = ops.squeeze(ops.gather_elements(shifted_TV, 1, row_T1), 1) * ops.cast(is_here_T, ms.float32)
         sums_2T = self.sum(ops.stack((ops.sum(ops.exp(shifted_TV), 1), picked_T)))
         return (ops.log(sums_2T[0]) - sums_2T[1]) * ops.cast(target_T >= 0, ms.float32)
