@@ -1,5 +1,7 @@
 """Dims that change places where context parallelism exchanges heads for places, against NumPy."""
 
+from typing import Any
+
 import mindspore as ms
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ from mindspore import nn, ops
 
 from ascend_moe_train.parallel.context import Swapped
 
-Tensor = ms.Tensor
+Tensor = Any
 
 
 class _Weighed(nn.Cell):
@@ -27,7 +29,7 @@ def test_rows_go_where_a_transpose_puts_them_and_gradients_back(dims: tuple[int,
     moved = x.transpose(*dims, len(dims))
     weight = random.standard_normal(moved.shape).astype(np.float32)
     cell = _Weighed(dims)
-    gradient = ms.grad(cell, grad_position=0)(Tensor(x), Tensor(weight))
+    gradient = ms.grad(cell, grad_position=0)(ms.Tensor(x), ms.Tensor(weight))
     back = np.argsort(dims)
     np.testing.assert_array_equal(gradient.asnumpy(), weight.transpose(*back, len(dims)))
-    np.testing.assert_allclose(cell(Tensor(x), Tensor(weight)).asnumpy(), (moved * weight).sum(), rtol=1e-5)
+    np.testing.assert_allclose(cell(ms.Tensor(x), ms.Tensor(weight)).asnumpy(), (moved * weight).sum(), rtol=1e-5)
