@@ -5,6 +5,7 @@ which the system does not get back. Measured on the demo's model with 1, 2 and 4
 what a process has beyond its tensors and what it had before it built a model (docs/log.md, 2026-11-30).
 """
 
+from ascend_moe_train.planner.layers import ROUTED_AXES
 from ascend_moe_train.planner.plan import Plan
 
 LAYER_BYTES = 20e6  # forward and backward
@@ -22,7 +23,7 @@ def graph_bytes(plan: Plan, layers: int, recomputed: int) -> float:
         DATA_BYTES * (plan.dp * plan.cp > 1)
         + SEQUENCE_BYTES * (plan.tp > 1 and plan.sequence_parallel)
         + CONTEXT_BYTES * (plan.cp > 1)
-        + EXPERT_BYTES * (plan.ep > 1 or plan.etp > 1)
+        + EXPERT_BYTES * any(getattr(plan, axis) > 1 for axis in ROUTED_AXES)
     )
     again = recomputed * AGAIN_BYTES if plan.recompute == "full" and plan.pp == 1 else 0.0
     return layers * (of_layer + added) + again + COLLECTIVES_BYTES * (added > 0 or plan.tp > 1)
