@@ -30,20 +30,20 @@ NAMES = (
 MOST_S = 1800
 BUDGET_S: Mapping[str, int] = MappingProxyType(
     {
-        "step_speed": 300,
-        "convert": 60,
-        "collectives": 80,
+        "step_speed": 305,
+        "convert": 65,
+        "collectives": 60,
         "ranks": 100,
         "pipeline": 120,
-        "recompute": 100,
-        "overlap": 190,
-        "ablate": 250,
-        "plan_speed": 30,
-        "profile": 50,
-        "onebit": 100,
+        "recompute": 90,
+        "overlap": 150,
+        "ablate": 230,
+        "plan_speed": 55,
+        "profile": 20,
+        "onebit": 170,
         "preflight": 50,
-        "preflight_faults": 70,
-        "predicted": 300,
+        "preflight_faults": 55,
+        "predicted": 325,
     }
 )
 

@@ -1,6 +1,6 @@
 """Training step of the demo model through pipeline stages, schedule by schedule, against one rank, in one run.
 
-    python -m benchmarks.pipeline [--rounds 3] [--steps 3] [--set KEY=VALUE ...]
+    python -m benchmarks.pipeline [--rounds 1] [--steps 3] [--set KEY=VALUE ...]
 
 Every variant trains examples/demo.yaml (native kernels, fp32, AdamW, clipping) on the same 8 x 256 random tokens a
 step, in micro-batches of one sequence. One rank has all cores, several share them. Each variant has processes of its
@@ -77,7 +77,7 @@ def row_of(
 def main() -> None:
     """Measures, prints and writes."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=3, help="of one turn")
     parser.add_argument("--set", dest="keys", action="append", default=[], metavar="KEY=VALUE", help="of the run")
     parser.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help="of one answer")

@@ -1,11 +1,11 @@
 """Memory and time of one micro-batch forward and backward under each policy of section `recompute`, in one run.
 
-    python -m benchmarks.recompute [--rounds 1] [--calls 5] [--set KEY=VALUE ...]
+    python -m benchmarks.recompute [--rounds 1] [--calls 5] [--kernels native ...] [--set KEY=VALUE ...]
 
-The demo model with eight layers, one sequence of 2048 random tokens, fp32, each kernel set; no optimizer. Every
-measurement has a process of its own. Memory is the most that it has while the graph runs the first time, beyond what it
-has once the graph is compiled: what is kept and worked on between forward and backward pass, and all gradients, which
-are the same under every policy. Time is the median of further calls in the same process. Against none: the median of
+The demo model with eight layers, one sequence of 2048 random tokens, fp32, no optimizer; each set of kernels that is
+named, native or portable. Every measurement has a process of its own. Memory is the most that it has while the graph
+runs the first time, beyond what it has once the graph is compiled: what is kept and worked on between forward and
+backward pass, and all gradients, which are the same under every policy. Time is the median of further calls in the same process. Against none: the median of
 the ratios of each round to policy `none` with the same kernels, with the lowest and the highest. Rounds go through the
 policies forwards and backwards in turn. Writes recompute.json and recompute.md.
 """
@@ -120,6 +120,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--calls", type=int, default=5, help="that are timed, of one process")
+    parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=["native"], help="portable ones take minutes")
     parser.add_argument("--set", dest="keys", action="append", default=[], metavar="KEY=VALUE", help="of the run")
     parser.add_argument("--timeout", type=float, default=900.0, metavar="SECONDS", help="of one process")
     parser.add_argument("--one", action="store_true", help="measure in this process, and print what was found")
@@ -127,7 +128,7 @@ def main() -> None:
     if given.one:
         print(json.dumps(vars(measure(load_run(RUN, (*MODEL, *given.keys)), given.calls))))
         return
-    pairs = [(kernels, policy) for kernels in KERNELS for policy in POLICIES]
+    pairs = [(kernels, policy) for kernels in given.kernels for policy in POLICIES]
     found: dict[tuple[str, str], list[Found]] = {pair: [] for pair in pairs}
     for number in range(given.rounds):
         for kernels, policy in pairs[:: 1 if number % 2 == 0 else -1]:
