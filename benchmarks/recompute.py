@@ -5,9 +5,10 @@
 The demo model with eight layers, one sequence of 2048 random tokens, fp32, no optimizer; each set of kernels that is
 named, native or portable. Every measurement has a process of its own. Memory is the most that it has while the graph
 runs the first time, beyond what it has once the graph is compiled: what is kept and worked on between forward and
-backward pass, and all gradients, which are the same under every policy. Time is the median of further calls in the same process. Against none: the median of
-the ratios of each round to policy `none` with the same kernels, with the lowest and the highest. Rounds go through the
-policies forwards and backwards in turn. Writes recompute.json and recompute.md.
+backward pass, and all gradients, which are the same under every policy. Time is the median of further calls in the
+same process. Against none: the median of the ratios of each round to policy `none` with the same kernels, with the
+lowest and the highest. Rounds go through the policies forwards and backwards in turn. Writes recompute.json and
+recompute.md.
 """
 
 import argparse
