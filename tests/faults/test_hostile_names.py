@@ -101,7 +101,7 @@ def header(kind: bytes, content: bytes, size_bytes: int | None = None) -> bytes:
 )
 def test_archives_that_no_program_wrote(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(content)
-    with pytest.raises(DataError, match="not a whole tar archive|unpacks to more than 67,108,864 bytes"):
+    with pytest.raises(DataError, match=r"not a whole tar archive|unpacks to more than 67,108,864 bytes"):
         diagnose([tmp_path / "a.tar"])
 
 
