@@ -127,7 +127,7 @@ def test_any_number_of_processes_has_a_plan(folder: Path, capsys: pytest.Capture
 
 
 def test_recomputation_is_planned_and_judged(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = ("--set", "model.hidden=512", "--set", "data.seq_len=4096", "--set", "model.num_layers=8")
+    settings = ("--set", "model.hidden=512", "--set", "data.seq_len=16384", "--set", "model.num_layers=8")
     run = ("--model", "run.yaml", "--cluster", "1xsmall", "--hardware", "small.yaml", *settings)
     smallest = ("--set", "batch.micro_sequences=1", "--set", "parallel.tp=1", "--cluster", "1xcpu")
     plain = json_of(capsys, "check", "run.yaml", *settings, *smallest)
