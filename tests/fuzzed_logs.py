@@ -200,7 +200,7 @@ def _packed(draw: Draw, files: Files) -> Files:
     if kind == 1:
         inner = {f"{name}.gz": gzip.compress(text, 1) for name, text in files.items()}
         ending, pack = draw.choice(((".tar", bytes), (".tar.gz", gzip.compress), (".tar.bz2", bz2.compress)))
-        whole = _tar({**files, **inner, "inner.tar": _tar(files)})
+        whole = tar({**files, **inner, "inner.tar": tar(files)})
         return {f"logs{ending}": _maybe_cut(draw, pack(whole))}
     if kind == 2:  # a name that promises something else
         return {f"{name}{draw.choice(('.gz', '.tar', '.tgz', '.tar.xz'))}": text for name, text in files.items()}
@@ -212,7 +212,8 @@ def _maybe_cut(draw: Draw, packed: bytes) -> bytes:
     return packed if chance < 0.5 else cut(draw, packed) if chance < 0.75 else changed_bytes(draw, packed)
 
 
-def _tar(files: Mapping[str, bytes]) -> bytes:
+def tar(files: Mapping[str, bytes]) -> bytes:
+    """An archive that is not packed."""
     whole = io.BytesIO()
     with tarfile.open(fileobj=whole, mode="w") as archive:
         for name, text in files.items():

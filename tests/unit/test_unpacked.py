@@ -3,7 +3,6 @@
 import gzip
 import io
 import lzma
-import tarfile
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from ascend_moe_train.errors import ProfileError
 from ascend_moe_train.profile.text import Sheet, read_json
 from ascend_moe_train.profile.trace_stream import events
 from ascend_moe_train.unpacked import ALWAYS_BYTES, MAX_RATIO, Allowance, TooMuch, unpacked, unpacked_file
+from tests.fuzzed_logs import tar
 
 MIB = 2**20
 FULL = b"OSError: [Errno 28] No space left on device\n"
@@ -107,14 +107,3 @@ def test_exactly_the_limit_is_read() -> None:
     assert len(unpacked(io.BytesIO(packed), allowance).read()) == ALWAYS_BYTES
     with pytest.raises(TooMuch, match="packed ones"):
         unpacked(io.BytesIO(gzip.compress(b"x")), allowance).read()
-
-
-def tar(files: dict[str, bytes]) -> bytes:
-    """An archive that is not packed."""
-    whole = io.BytesIO()
-    with tarfile.open(fileobj=whole, mode="w") as archive:
-        for name, text in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(text)
-            archive.addfile(member, io.BytesIO(text))
-    return whole.getvalue()
