@@ -33,10 +33,17 @@ TRACEBACK_EARLIER_S = 5.0
 KILL_S = 10.0
 MAX_OUTPUT_CHARS = 8000
 MARK = "TEST_RANKS_FOLDER"
+# MindSpore's own cluster on CPUs crashes in one start of eight or so, of a program that does nothing but start it too
+CLUSTER_STARTS = 5
+NOT_BUILT = "Failed to initialize distributed job cluster"
 
 
 class RanksFailedError(AssertionError):
     """The ranks did not end well; the message is what they printed."""
+
+
+class ClusterError(RanksFailedError):
+    """MindSpore's own cluster was not there before the ranks did anything."""
 
 
 def run_ranks(
@@ -50,20 +57,33 @@ def run_ranks(
 ) -> list[Any]:
     """The results of `module:function` on every rank, in their order. Raises RanksFailedError; nothing is left running
     after the deadline."""
+    for _ in range(CLUSTER_STARTS - 1 if is_native else 0):
+        with contextlib.suppress(ClusterError):
+            return _once(num_ranks, function, argument, deadline_s, environment or {}, is_native)
+    return _once(num_ranks, function, argument, deadline_s, environment or {}, is_native)
+
+
+def _once(
+    num_ranks: int, function: str, argument: Any, deadline_s: float, environment: dict[str, str], is_native: bool
+) -> list[Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "argument.json").write_text(json.dumps(argument))
         program = [function, name, str(deadline_s)]
-        command = _mpi_command(num_ranks, program)
-        if is_native:
-            script, logs, port = [__file__, *program], folder / "logs", msrun.free_port()
-            command = msrun.command_line(num_ranks, script, log_folder=logs, port=port, meet_s=60)
-        code, output = _run(command, environment or {}, deadline_s, folder)
+        command = _native_command(num_ranks, program, folder) if is_native else _mpi_command(num_ranks, program)
+        code, output = _run(command, environment, deadline_s, folder)
         results = [folder / f"result.{rank}.json" for rank in range(num_ranks)]
-        if code != 0 or not all(path.exists() for path in results):
-            how = f"not done after {deadline_s} s" if code is None else f"exit code {code}"
-            raise RanksFailedError(f"{function} on {num_ranks} ranks: {how}\n{output[-MAX_OUTPUT_CHARS:]}")
-        return [_load(path) for path in results]
+        # a cluster that crashes while it is taken down has done what it was there for
+        if (code == 0 or is_native) and all(path.exists() for path in results):
+            return [_load(path) for path in results]
+    how = f"not done after {deadline_s} s" if code is None else f"exit code {code}"
+    kind = ClusterError if is_native and NOT_BUILT in output else RanksFailedError
+    raise kind(f"{function} on {num_ranks} ranks: {how}\n{output[-MAX_OUTPUT_CHARS:]}")
+
+
+def _native_command(num_ranks: int, program: list[str], folder: Path) -> list[str]:
+    script, port = [__file__, *program], msrun.free_port()
+    return msrun.command_line(num_ranks, script, log_folder=folder / "logs", port=port, meet_s=60)
 
 
 def _mpi_command(num_ranks: int, program: list[str]) -> list[str]:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.ranks import RanksFailedError, run_ranks
+from tests import ranks
+from tests.ranks import CLUSTER_STARTS, NOT_BUILT, RanksFailedError, run_ranks
 
 DEADLINE_S = 60.0
 
@@ -78,3 +79,31 @@ def test_nothing_hangs_and_nothing_stays(how: str, deadline_s: float, message: s
     processes = [int(path.name) for path in tmp_path.iterdir()]
     assert len(processes) == 3
     assert not [each for each in processes if is_running(each)]
+
+
+@pytest.mark.parametrize(
+    ("printed", "starts"),
+    [([f"x\n{NOT_BUILT} y"] * 2, 3), ([f"{NOT_BUILT} y"] * 9, CLUSTER_STARTS), (["SIGSEGV"] * 9, 1)],
+)
+def test_a_cluster_that_is_not_built_is_started_again(
+    printed: list[str], starts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a rank did is not tried again."""
+    begun: list[Path] = []
+
+    def run(command: list[str], extra: dict[str, str], deadline_s: float, folder: Path) -> tuple[int, str]:
+        begun.append(folder)
+        if len(begun) <= len(printed):
+            return 1, printed[len(begun) - 1]
+        for rank in range(2):
+            np.savez(folder / f"result.{rank}.npz")
+            (folder / f"result.{rank}.json").write_text(str(rank))
+        return 0, ""
+
+    monkeypatch.setattr(ranks, "_run", run)
+    if starts > len(printed):
+        assert run_ranks(2, "tests.unit.test_ranks:place", is_native=True) == [0, 1]
+    else:
+        with pytest.raises(RanksFailedError):
+            run_ranks(2, "tests.unit.test_ranks:place", is_native=True)
+    assert len(begun) == starts
