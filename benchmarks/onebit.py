@@ -1,6 +1,6 @@
 """1-bit Adam beside Adam: validation loss, bytes and time, on the same data from the same weights.
 
-    python -m benchmarks.onebit [--whole] [--seeds 1] [--steps 200] [--ranks 2 4] [--models moe dense] [--set KEY=VALUE]
+    python -m benchmarks.onebit [--whole] [--seeds 1] [--steps 200] [--ranks 2] [--models moe dense] [--set KEY=VALUE]
 
 A small Mixture-of-Experts model and a dense one on the demo corpus, one optimizer after the other for each seed, in
 processes of the launcher. Second moments are fixed after `--warm-up` of the steps (0.15, the paper's share). Losses are
@@ -107,13 +107,14 @@ def main() -> None:
     parser.add_argument("--whole", action="store_true", help="3 seeds of 2,000 steps")
     parser.add_argument("--seeds", type=int, help="default 1")
     parser.add_argument("--steps", type=int, help="default 200")
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--ranks", type=int, nargs="+", help="default 2, with --whole 2 and 4")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--warm-up", type=float, default=0.15)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
     asked = parser.parse_args()
     asked.seeds = asked.seeds or (WHOLE if asked.whole else SHORT)[0]
     asked.steps = asked.steps or (WHOLE if asked.whole else SHORT)[1]
+    asked.ranks = asked.ranks or ([2, 4] if asked.whole else [2])
     warm_up = round(asked.warm_up * asked.steps)
     rows = [row(model, ranks, asked, warm_up) for model in asked.models for ranks in asked.ranks]
     formula = 1 / (asked.warm_up + (1 - asked.warm_up) / 32)

@@ -35,6 +35,7 @@ HERE = Path(__file__).parent
 RUN = HERE.parent / "examples" / "demo.yaml"
 BUILD = HERE.parent / "build" / "predicted"
 DEVICE = "here"
+MEMORY_STEPS = 4  # where only memory counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +133,8 @@ def asked_of(name: str, steps: int, keys: Sequence[str]) -> step_bench.Asked:
     """What `amt bench step` would be told."""
     one = LAYOUTS[name]
     folder = BUILD / name.replace(",", "").replace(" ", "_")
-    return step_bench.Asked(run_yaml=RUN, overrides=(*one.keys, *keys), ranks=one.ranks, steps=steps, out=folder)
+    taken = steps if one.is_timed else MEMORY_STEPS
+    return step_bench.Asked(run_yaml=RUN, overrides=(*one.keys, *keys), ranks=one.ranks, steps=taken, out=folder)
 
 
 def measured(config: RunConfig, asked: step_bench.Asked) -> Measured:

@@ -9,7 +9,7 @@ fp32, AdamW, clipping, on the same cores. One process has all of them, two ranks
 
 Each variant has processes of its own, one variant at a time; with more rounds, they take turns. The peers run in the
 environment of PEER_PYTHON (`make bench` makes it). Figures are medians over rounds of a run's median step, after two
-steps that warm up; memory is the most that its processes have had together. FLOP/s are model FLOPs. The peak is the
+steps that warm up; peers have a thread for each core; memory is the most that its processes have had together. FLOP/s are model FLOPs. The peak is the
 faster of NumPy's sgemm and that of MindSpore's oneDNN, with all cores.
 
 Where the time goes is measured in one more run of one process, around each kernel of ours; the rest is MindSpore's own.
@@ -103,10 +103,8 @@ def variants(model: Model, config: RunConfig) -> list[Variant]:
     found.append(Variant(name=model.slow[0], order=model.slow[1]))
     peer = {"sequences": config.batch.global_sequences, **peer_model(config)}
     for experts in ("eager", "grouped_mm"):
-        for threads in sorted({1, cores}):
-            name = f"transformers {peer['family']}, {experts}, {threads} {'thread' if threads == 1 else 'threads'}"
-            order = {**peer, "experts": experts, "threads": threads}
-            found.append(Variant(name=name, order=order, is_peer=True))
+        name = f"transformers {peer['family']}, {experts}"
+        found.append(Variant(name=name, order={**peer, "experts": experts, "threads": cores}, is_peer=True))
     return found
 
 

@@ -15,7 +15,6 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from ascend_moe_train.bench.wire import sent_bytes
 from ascend_moe_train.errors import MetricsError
-from ascend_moe_train.planner.block_time import TILE
 from ascend_moe_train.planner.collectives import HOP_SHARE
 from ascend_moe_train.train.metrics import first_problem
 
@@ -160,12 +159,10 @@ def grouped_share(work: Sequence[WorkTime], peak_flops_per_s: float, operator_s:
 def _products(
     work: Sequence[WorkTime], peak_flops_per_s: float, operator_s: float, kind: str
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Sizes (n, 3), seconds at the peak as the planner rounds them up, and seconds taken."""
+    """Sizes (n, 3), seconds at the peak, and seconds taken."""
     own = [each for each in work if each.kind == kind]
     sizes = np.array([each.shape for each in own], np.float64)
-    flops = np.array([each.work for each in own])
-    times = flops / (2 * np.prod(sizes, axis=1))
-    ideal_s = flops / peak_flops_per_s * (1 + 0.5 * TILE / (sizes[:, 0] * sizes[:, 1] * times))
+    ideal_s = np.array([each.work for each in own]) / peak_flops_per_s
     taken_s = np.array([max(each.best_s - operator_s, 0.1 * each.best_s) for each in own])
     return sizes, ideal_s, taken_s
 

@@ -108,13 +108,14 @@ def ends_time(
 def product_s(product: Product, device: Device, peak_flops_per_s: float, efficiency: Efficiency) -> float:
     """Seconds of a matrix product: `product` of the peak, less where a dimension is short, and where the tiles of the
     result are not many more than the cores, which are idle for half a round at the end (NVIDIA, Matrix Multiplication
-    Background, wave quantization)."""
+    Background, wave quantization). One core is never idle while another works."""
     knee = efficiency.product_knee
     share = efficiency.product
     for size in (product.m, product.n, product.k):
         share *= size / (size + knee)
     rounds = product.m * product.n * product.times / (TILE * device.num_cores)
-    return product.flops * (1 + 0.5 / rounds) / (peak_flops_per_s * share)
+    idle_rounds = 0.5 if device.num_cores > 1 else 0.0
+    return product.flops * (1 + idle_rounds / rounds) / (peak_flops_per_s * share)
 
 
 def _core_s(job: Job, cluster: Cluster, plan: Plan, cost: BlockCost, efficiency: Efficiency) -> float:

@@ -173,6 +173,18 @@ def test_the_planner_reads_the_machine_and_predicts_what_was_measured(tmp_path: 
             assert own.operator_s + predicted == pytest.approx(work.best_s, rel=0.02)
 
 
+def test_small_products_do_not_make_large_ones_fast() -> None:
+    """On one core that is as fast at every size, a product is its FLOPs and the start of an operator."""
+    flat = [each for each in work_times() if each.kind not in ("product", "grouped")]
+    for m, n, k in ((64, 64, 64), (128, 128, 128), (256, 256, 256), (2048, 1024, 256)):
+        flops = 2.0 * m * n * k
+        taken_s = (OWN.operator_s + flops / PEAK,)
+        flat.append(WorkTime(kind="product", name="matmul", shape=(m, n, k), work=flops, rounds_s=taken_s))
+    found = entry(replace(probed(), work=tuple(flat)))
+    assert found["peak_flops_per_s"]["fp32"] == pytest.approx(PEAK, rel=0.01)
+    assert (found["efficiency"]["product"], found["efficiency"]["product_knee"]) == (pytest.approx(1, rel=0.01), 0)
+
+
 def test_attention_is_no_faster_than_the_peak_however_long() -> None:
     far = [each for each in work_times() if each.kind == "attention"]
     slow = [replace(each, rounds_s=(each.best_s * (100 if each.shape[0] == 128 else 1),)) for each in far]
