@@ -9,8 +9,8 @@ fp32, AdamW, clipping, on the same cores. One process has all of them, two ranks
 
 Each variant has processes of its own, one variant at a time; with more rounds, they take turns. The peers run in the
 environment of PEER_PYTHON (`make bench` makes it). Figures are medians over rounds of a run's median step, after two
-steps that warm up; peers have a thread for each core; memory is the most that its processes have had together. FLOP/s are model FLOPs. The peak is the
-faster of NumPy's sgemm and that of MindSpore's oneDNN, with all cores.
+steps that warm up; peers have a thread for each core; memory is the most that its processes have had together. FLOP/s
+are model FLOPs. The peak is the faster of NumPy's sgemm and that of MindSpore's oneDNN, with all cores.
 
 Where the time goes is measured in one more run of one process, around each kernel of ours; the rest is MindSpore's own.
 Writes step_speed and step_parts, .md and .json, and of the wider model step_speed_wide and step_parts_wide.
