@@ -24,7 +24,7 @@ from ascend_moe_train.bench import step as step_bench
 from ascend_moe_train.bench.measured import Measured, keep, kept_for
 from ascend_moe_train.bench.result import machine
 from ascend_moe_train.cli.environment import prepare_environment
-from ascend_moe_train.cluster.mpiexec import num_cores
+from ascend_moe_train.cluster.cores import num_cores
 from ascend_moe_train.config import RunConfig
 from ascend_moe_train.parallel.mesh import mesh_of
 from ascend_moe_train.planner.hardware import Cluster, catalogue, find_device

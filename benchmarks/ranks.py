@@ -4,10 +4,11 @@
 
 Every variant trains examples/demo.yaml (native kernels, fp32, AdamW, clipping) on the same 8 x 256 random tokens a
 step, however many ranks share them. One rank has all cores (as many OpenMP threads), two have half of them each, as
-`amt launch` shares them out; nothing is pinned. The peer is Hugging Face Mixtral in the same shape: one process with a
-thread for each core, and DistributedDataParallel with gloo in two processes with half of them, in the environment of
-PEER_PYTHON. All processes are started and compiled first, and then take turns of some steps; those whose turn it is not
-sleep. The next round goes the other way round. A step ends when the slowest rank has its results.
+`amt launch` shares them out, and keep to them; peers are not pinned. The peer is Hugging Face Mixtral in the same
+shape: one process with a thread for each core, and DistributedDataParallel with gloo in two processes with half of
+them, in the environment of PEER_PYTHON. All processes are started and compiled first, and then take turns of some
+steps; those whose turn it is not sleep. The next round goes the other way round. A step ends when the slowest rank has
+its results.
 
 Figures are medians over rounds of a turn's median step. Against one: the median of the ratios of each round to one rank
 (the peer's: to its one process, same experts), with the lowest and the highest. Time in collectives is taken around

@@ -9,7 +9,7 @@ from ascend_moe_train.bench.ablate import Asked, Ladder
 from ascend_moe_train.bench.ladder import NUMERICS, Case, NumericsName
 from ascend_moe_train.bench.measured import Measured
 from ascend_moe_train.bench.result import Chart, Column, Result, Row, machine, now, shown, spread
-from ascend_moe_train.cluster.mpiexec import num_cores
+from ascend_moe_train.cluster.cores import num_cores
 
 # How far a loss may be from that of the rung below where sums are only taken in another order: see docs/design.md, 8.
 SAME_LOSS = 1e-4

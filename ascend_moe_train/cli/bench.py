@@ -238,7 +238,7 @@ def _probed(
     """What ranks found; without that, the exit code, and why is said."""
     from ascend_moe_train.bench.calibrate import Asked, probed
     from ascend_moe_train.cli.environment import prepare_environment
-    from ascend_moe_train.cluster.mpiexec import num_cores
+    from ascend_moe_train.cluster.cores import num_cores
 
     prepare_environment()
     asked = Asked(ranks=num_cores() if ranks is None else ranks, rounds=rounds, out=out)

@@ -25,6 +25,7 @@ from ascend_moe_train.cluster.control import (
     received_command,
     report,
 )
+from ascend_moe_train.cluster.cores import num_cores, own_cores, side_by_side
 from ascend_moe_train.cluster.tether import die_with_parent
 
 NUM_PASSED = 3  # descriptors that the launcher passes: standard output, standard error, the board
@@ -131,6 +132,8 @@ def start_rank(command: Sequence[str], environment: Mapping[str, str], passed: S
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(output, 1)
         os.dup2(errors, 2)
+        with contextlib.suppress(OSError):  # cores were taken away meanwhile: then it has those that are left
+            os.sched_setaffinity(0, own_cores(environment, side_by_side(list(os.sched_getaffinity(0)))))
         _keep_only({board, int(environment.get(_MPI_CONNECTION, board))})
         os.execve(command[0], list(command), environment)
     except OSError as error:
@@ -170,7 +173,8 @@ def main(command: Sequence[str], environment: Mapping[str, str]) -> int:
     except (KeyError, ValueError, OSError) as error:
         print(f"error: a rank is started by 'amt launch', and there is none: {error}", file=sys.stderr)
         return _EXIT_NO_LAUNCHER
-    own = {variables.RANK: str(rank), variables.BOARD: f"/proc/self/fd/{passed[2]}"}
+    board = f"/proc/self/fd/{passed[2]}"
+    own = {variables.RANK: str(rank), variables.BOARD: board, variables.CORES: str(num_cores())}
     child = start_rank(command, {**environment, **own}, passed)
     for descriptor in passed:
         os.close(descriptor)

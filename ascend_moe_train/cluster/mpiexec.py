@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ascend_moe_train.cluster import variables
+from ascend_moe_train.cluster.cores import num_cores
 from ascend_moe_train.errors import ConfigError
 
 # More ranks on a core only wait for each other: MPI's processes spin.
@@ -21,11 +22,6 @@ _LAUNCH = "HYDRA_LAUNCH:"
 _PROXY_WORD = re.compile(r"[A-Za-z0-9._:\[\]-]+")
 # What an MPI that we are started under has set for us, and would mislead the one that we start; and our own.
 _FOREIGN = ("PMI_", "PMIX_", "HYDRA_", "HYDI_", "MPI_LOCAL", "OMPI_COMM_", "MS_ROLE", "RANK_ID", "RANK_SIZE", "AMT_")
-
-
-def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check_ranks(ranks: int) -> None:

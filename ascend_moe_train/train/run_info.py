@@ -1,13 +1,13 @@
 """What a report says about a run beyond its metrics: size of the model, peak of the device, versions. Pure."""
 
 import importlib.metadata
-import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from ascend_moe_train.cluster.cores import num_cores
 from ascend_moe_train.errors import MetricsError
 from ascend_moe_train.train.metrics import first_problem, replace_file
 
@@ -80,4 +80,4 @@ def processor() -> str:
         if key.strip() == "model name" and value.strip():
             name = value.strip()
             break
-    return f"{name}, {len(os.sched_getaffinity(0))} cores"
+    return f"{name}, {num_cores()} cores"

@@ -11,12 +11,12 @@ import pytest
 
 from ascend_moe_train.cli.launch import ViewScreen
 from ascend_moe_train.cli.main import main
+from ascend_moe_train.cluster.cores import num_cores
 from ascend_moe_train.cluster.mpiexec import (
     MIN_RANKS_ALLOWED,
     check_ranks,
     command_line,
     find_mpiexec,
-    num_cores,
     rank_environment,
 )
 from ascend_moe_train.errors import ConfigError
