@@ -29,6 +29,7 @@ from ascend_moe_train.units import format_bytes
 _PIECE_BYTES = 2**20
 # The disk works while others compute, and little is left for it when they are done.
 _FLUSHED_AT_ONCE_BYTES = 64 * 2**20
+_OTHER_BYTES = "reads back as other bytes than were written"
 
 Progress = Callable[[int, int], None]
 """(bytes done, bytes in all)"""
@@ -90,7 +91,9 @@ class _File:
             try:
                 if layout.total_bytes:
                     os.posix_fallocate(self.descriptor, 0, layout.total_bytes)
-                _write(self.descriptor, memoryview(layout.header), 0)
+                header = np.frombuffer(layout.header, np.uint8)
+                if not _is_written(self.descriptor, header, 0, np.empty_like(header)):
+                    raise CheckpointError(f"{path}: header: {_OTHER_BYTES}")
             except BaseException:
                 os.close(self.descriptor)
                 raise
@@ -210,10 +213,9 @@ class Output:
             offset = self._offset(name) + start + done
             found = back[: piece.size]
             with naming("write", file.path):
-                _write(file.descriptor, piece.data, offset)
-                count = os.preadv(file.descriptor, [found.data], offset)
-            if count != piece.size or not np.array_equal(found, piece):
-                raise CheckpointError(f"{file.path}: tensor {name!r}: reads back as other bytes than were written")
+                is_written = _is_written(file.descriptor, piece, offset, found)
+            if not is_written:
+                raise CheckpointError(f"{file.path}: tensor {name!r}: {_OTHER_BYTES}")
             digest.update(found.data)
         self._written_bytes[name] = start + data.size
         self._advance(data.size)
@@ -278,10 +280,12 @@ def _raise_first(done: Iterable[Future[None]]) -> None:
         raise error
 
 
-def _write(descriptor: int, data: memoryview, offset_bytes: int) -> None:
+def _is_written(descriptor: int, data: NDArray[np.uint8], offset_bytes: int, found: NDArray[np.uint8]) -> bool:
+    """Writes, reads into `found`, and compares."""
     done = 0
-    while done < len(data):
-        done += os.pwrite(descriptor, data[done:], offset_bytes + done)
+    while done < data.size:
+        done += os.pwrite(descriptor, data[done:].data, offset_bytes + done)
+    return os.preadv(descriptor, [found.data], offset_bytes) == data.size and np.array_equal(found, data)
 
 
 def _hash(descriptor: int, offset_bytes: int, size_bytes: int, digest: Digest) -> str:

@@ -61,19 +61,24 @@ def test_a_wrong_arrangement_is_noticed(source: Path, monkeypatch: pytest.Monkey
     assert names_beside(source) == ["hf"]
 
 
-def test_bytes_that_read_back_as_others_are_noticed(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # threads write: one of them gets the twentieth number, whatever the others do at that moment
+@pytest.mark.parametrize("is_header", [False, True])
+def test_bytes_that_read_back_as_others_are_noticed(
+    is_header: bool, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # threads write: one of them gets the tenth number of its kind, whatever the others do at that moment
     real, numbers = os.pwrite, count(1)
+    chosen = 2 if is_header else 10
 
     def faulty(descriptor: int, data: Any, offset: int) -> int:
-        if next(numbers) != 20:
+        if (offset == 0) != is_header or next(numbers) != chosen:
             return real(descriptor, data, offset)
         changed = bytearray(data)
         changed[len(changed) // 2] ^= 1
         return real(descriptor, bytes(changed), offset)
 
     monkeypatch.setattr(os, "pwrite", faulty)
-    with pytest.raises(CheckpointError, match=r"tensors-\d+\.safetensors: tensor '.*': reads back as other bytes"):
+    what = "header" if is_header else "tensor '.*'"
+    with pytest.raises(CheckpointError, match=rf"tensors-\d+\.safetensors: {what}: reads back as other bytes"):
         run_import(source, source.parent / "out")
     assert names_beside(source) == ["hf"]
 
