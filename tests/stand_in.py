@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from ascend_moe_train.cluster.as_rank import done
 from ascend_moe_train.cluster.rank import Progress, progress, unlink_shared_memory
 from tests.mistakes import MISTAKES
 
@@ -184,11 +185,11 @@ def main(folder: str, steps: int, faults: list[Fault]) -> None:
             if world.rank == fault["rank"] and step == fault.get("step", FAULT_STEP):
                 cause(fault["what"], watched, fault)
         if any_asked():
-            watched.phase("done")
+            done(watched)
             sys.exit(143)
         (Path(folder) / f"rank-{world.rank}").write_text(str(step))
         time.sleep(PAUSE_S)
-    watched.phase("done")
+    done(watched)
 
 
 def cause(what: str, watched: Progress, fault: Fault) -> None:

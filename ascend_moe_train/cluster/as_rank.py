@@ -42,8 +42,15 @@ def as_rank(work: Callable[[], tuple[int, str | None]]) -> int:
         print(f"error: {complaint}", file=sys.stderr)
     if code not in GOOD_EXITS:
         _end(code)
-    watched.phase("done")
+    done(watched)
     return code
+
+
+def done(watched: Progress) -> None:
+    """This rank's work is done: a stop that comes now has nothing to end, but would leave the others waiting for this
+    rank where MPI ends. Python resets a handler of its own on the way out, and leaves this."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    watched.phase("done")
 
 
 def _fail(watched: Progress, error: BaseException) -> NoReturn:
