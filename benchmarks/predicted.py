@@ -1,6 +1,6 @@
 """What `amt plan` predicts of layouts against what they take on this machine: step time, and memory of every rank.
 
-    python -m benchmarks.predicted [--steps 10] [--rounds 10] [--only NAME,...] [--again] [--set KEY=VALUE ...]
+    python -m benchmarks.predicted [--steps 8] [--rounds 10] [--only NAME,...] [--again] [--set KEY=VALUE ...]
 
 `amt bench calibrate` once for one rank with all cores and once for a rank on each core; then the demo's model, on the
 demo's corpus (`make corpora/stdlib/manifest.json`), trained for some steps in each layout, as `amt bench step` does,
@@ -188,7 +188,7 @@ def details(each: Compared) -> str:
 def main() -> None:
     """Measures what is not there yet, prints and writes."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.predicted")
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=10, help="of each measurement of the calibration")
     parser.add_argument(
         "--only", metavar="NAME,...", help="some layouts, with a / for a comma in a name; writes nothing"
