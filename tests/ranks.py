@@ -33,7 +33,7 @@ TRACEBACK_EARLIER_S = 5.0
 KILL_S = 10.0
 MAX_OUTPUT_CHARS = 8000
 MARK = "TEST_RANKS_FOLDER"
-# MindSpore's own cluster on CPUs crashes in one start of eight or so, of a program that does nothing but start it too
+# MindSpore's own cluster on CPUs crashed in 2 of 27 starts of a program that does no more (docs/log.md, 2026-11-30)
 CLUSTER_STARTS = 5
 NOT_BUILT = "Failed to initialize distributed job cluster"
 
