@@ -30,20 +30,20 @@ NAMES = (
 MOST_S = 1800
 BUDGET_S: Mapping[str, int] = MappingProxyType(
     {
-        "step_speed": 280,
-        "convert": 75,
+        "step_speed": 250,
+        "convert": 60,
         "collectives": 60,
         "ranks": 135,
         "pipeline": 170,
         "recompute": 70,
         "overlap": 130,
-        "ablate": 240,
+        "ablate": 270,
         "plan_speed": 65,
         "profile": 20,
         "onebit": 90,
-        "preflight": 50,
-        "preflight_faults": 55,
-        "predicted": 325,
+        "preflight": 60,
+        "preflight_faults": 65,
+        "predicted": 350,
     }
 )
 

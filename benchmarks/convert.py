@@ -1,6 +1,6 @@
 """Conversion of a 2 GB checkpoint both ways, against a plain copy and transformers' load and save, in one run.
 
-    python -m benchmarks.convert [--rounds 3] [--folder /tmp] [--layers 6]
+    python -m benchmarks.convert [--rounds 2] [--folder /tmp] [--layers 6]
 
 The folder is synthetic: Qwen3-MoE's shape, bfloat16, 6 layers of 32 experts as large as those of Qwen3-30B-A3B. Runs
 alternate, and all start with the source in the page cache. `copy` is shutil.copyfile of every file, then fsync, as ours
@@ -140,7 +140,7 @@ def rows_of(runs: dict[str, list[Figures]], size_bytes: int) -> list[dict[str, A
 def main() -> None:
     """Makes the folder, measures, prints and writes."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="on the disk to measure")
     parser.add_argument("--layers", type=int, default=6, help="0.33 GB each")
     given = parser.parse_args()
