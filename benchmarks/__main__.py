@@ -30,20 +30,20 @@ NAMES = (
 MOST_S = 1800
 BUDGET_S: Mapping[str, int] = MappingProxyType(
     {
-        "step_speed": 250,
+        "step_speed": 240,
         "convert": 60,
         "collectives": 60,
-        "ranks": 135,
-        "pipeline": 170,
-        "recompute": 70,
-        "overlap": 130,
+        "ranks": 140,
+        "pipeline": 180,
+        "recompute": 85,
+        "overlap": 140,
         "ablate": 270,
         "plan_speed": 65,
         "profile": 20,
-        "onebit": 90,
-        "preflight": 60,
-        "preflight_faults": 65,
-        "predicted": 350,
+        "onebit": 75,
+        "preflight": 65,
+        "preflight_faults": 70,
+        "predicted": 320,
     }
 )
 

@@ -4,8 +4,8 @@
 
 The demo's model at half its width, with two layers and shorter sequences, on two ranks, on the demo's corpus
 (`make corpora/stdlib/manifest.json`). Slow links are 1 ms a call and 200 MB/s. What is measured is kept in
-build/ablate, from where an interrupted ladder goes on; over slow links only what communicates is. Writes ablate.md,
-.json and .html, and the same as ablate_slow.
+build/ablate, from where an interrupted ladder goes on; over slow links only some of what communicates is. Writes
+ablate.md, .json and .html, and the same as ablate_slow.
 """
 
 import argparse
@@ -19,7 +19,7 @@ RUN = Path("examples") / "demo.yaml"
 BUILD = Path("build") / "ablate"
 KEYS = ("model.num_layers=2", "model.hidden=128", "model.ffn=256", "model.moe.ffn=256", "data.seq_len=64")
 SLOW = ("parallel.slow_links.latency_s=0.001", "parallel.slow_links.bytes_per_s=2e8")
-OVER_SLOW_LINKS = "kernels,buckets,expert_parallel,overlap,reduce_bf16,int8,powersgd,onebit_adam,expert_wire"
+OVER_SLOW_LINKS = "kernels,buckets,expert_parallel,overlap,reduce_bf16,onebit_adam,expert_wire"
 SUFFIXES = (".md", ".json", ".html")
 
 

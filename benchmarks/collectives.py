@@ -1,6 +1,6 @@
 """Bandwidth of our collectives inside a compiled graph, against raw mpi4py calls and torch's gloo, in one run.
 
-    python -m benchmarks.collectives [--rounds 5] [--ranks 2 --ranks 4]
+    python -m benchmarks.collectives [--rounds 3] [--ranks 2 --ranks 4]
 
 A graph of several collectives, each of the same fp32 input and after the one before, is timed as a whole (`in a
 graph`); so are as many calls of our verbs on NumPy arrays (`on arrays`), and of mpi4py's own (`raw`), both into buffers
@@ -83,7 +83,7 @@ def row_of(ranks: int, order: Order, times: Times) -> dict[str, Any]:
 def main() -> None:
     """Measures, prints and writes."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ranks", type=int, action="append", help="may be given several times; default 2 and 4")
     parser.add_argument("--timeout", type=float, default=300.0, metavar="SECONDS", help="of one answer")
     given = parser.parse_args()

@@ -1,6 +1,6 @@
 """How much of communication a step waits for, with `parallel.overlap` and without, over slow links, in one run.
 
-    python -m benchmarks.overlap [--rounds 2] [--steps 4] [--set KEY=VALUE ...]
+    python -m benchmarks.overlap [--rounds 2] [--steps 3] [--set KEY=VALUE ...]
 
 Two ranks train the demo model with wide shared experts (native kernels, fp32, AdamW, clipping) on the same 8 x 256
 random tokens a step, in one micro-batch on each rank. Links are slow by `parallel.slow_links`: 1 ms a call, 200 MB/s,
@@ -79,7 +79,7 @@ def main() -> None:
     """Measures, prints and writes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=4, help="of one turn")
+    parser.add_argument("--steps", type=int, default=3, help="of one turn")
     parser.add_argument("--set", dest="keys", action="append", default=[], metavar="KEY=VALUE", help="of the run")
     parser.add_argument("--timeout", type=float, default=900.0, metavar="SECONDS", help="of one answer")
     given = parser.parse_args()

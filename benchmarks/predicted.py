@@ -1,6 +1,6 @@
 """What `amt plan` predicts of layouts against what they take on this machine: step time, and memory of every rank.
 
-    python -m benchmarks.predicted [--steps 8] [--rounds 10] [--only NAME,...] [--again] [--set KEY=VALUE ...]
+    python -m benchmarks.predicted [--steps 6] [--rounds 10] [--only NAME,...] [--again] [--set KEY=VALUE ...]
 
 `amt bench calibrate` for one rank with all cores, and later for a rank on each core; after each the demo's model, on
 the demo's corpus (`make corpora/stdlib/manifest.json`), trained for some steps in each layout of so many ranks, as
@@ -37,6 +37,7 @@ RUN = HERE.parent / "examples" / "demo.yaml"
 BUILD = HERE.parent / "build" / "predicted"
 DEVICE = "here"
 MEMORY_STEPS = 4  # where only memory counts
+TWO_LAYERS = "model.num_layers=2"  # more ranks than cores compile one after another
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +73,9 @@ LAYOUTS: Mapping[str, Layout] = {
     "cp 2, ring": layout(2, 8, "parallel.cp=2"),
     "cp 2, Ulysses": layout(2, 8, "parallel.cp=2", "parallel.context=ulysses"),
     "pp 2, 4 micro-batches": layout(2, 2, "parallel.pp=2"),
-    "dp 2 x tp 2, ep 2": layout(4, 4, "parallel.tp=2", "parallel.ep=2"),
-    "pp 2 x dp 2, ZeRO 1": layout(4, 2, "parallel.pp=2", "parallel.zero_stage=1"),
-    "ep 8, ZeRO 3, 2 layers": layout(8, 1, "parallel.ep=8", "parallel.zero_stage=3", "model.num_layers=2"),
+    "dp 2 x tp 2, ep 2, 2 layers": layout(4, 4, "parallel.tp=2", "parallel.ep=2", TWO_LAYERS),
+    "pp 2 x dp 2, ZeRO 1, 2 layers": layout(4, 2, "parallel.pp=2", "parallel.zero_stage=1", TWO_LAYERS),
+    "ep 8, ZeRO 3, 2 layers": layout(8, 1, "parallel.ep=8", "parallel.zero_stage=3", TWO_LAYERS),
 }
 
 
@@ -187,7 +188,7 @@ def details(each: Compared) -> str:
 def main() -> None:
     """Measures what is not there yet, prints and writes."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.predicted")
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=10, help="of each measurement of the calibration")
     parser.add_argument(
         "--only", metavar="NAME,...", help="some layouts, with a / for a comma in a name; writes nothing"

@@ -1,6 +1,6 @@
 """Training step of the demo model on one rank and on two, layout by layout, against torch's DDP, in one run.
 
-    python -m benchmarks.ranks [--rounds 2] [--steps 4] [--set KEY=VALUE ...]
+    python -m benchmarks.ranks [--rounds 2] [--steps 3] [--set KEY=VALUE ...]
 
 Every variant trains examples/demo.yaml (native kernels, fp32, AdamW, clipping) on the same 8 x 256 random tokens a
 step, however many ranks share them. One rank has all cores (as many OpenMP threads), two have half of them each, as
@@ -150,7 +150,7 @@ def main() -> None:
     """Measures, prints and writes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=4, help="of one turn")
+    parser.add_argument("--steps", type=int, default=3, help="of one turn")
     parser.add_argument("--set", dest="keys", action="append", default=[], metavar="KEY=VALUE", help="of the run")
     parser.add_argument("--timeout", type=float, default=300.0, metavar="SECONDS", help="of one answer")
     given = parser.parse_args()

@@ -5,7 +5,8 @@
 Two models: the demo's against Mixtral, and one with hidden 512 and 64 experts of width 256, of which a token has 8,
 against Qwen3-MoE, and against the layer that the guide shows, a loop over experts that are given all tokens (the rung
 `one_by_one` of `amt bench ablate`, in MindSpore's own operators). All train on the same 8 x 256 random tokens a step,
-fp32, AdamW, clipping, on the same cores. One process has all of them, two ranks half of them each.
+fp32, AdamW, clipping, on the same cores. One process has all of them, two ranks half of them each: data parallel ones
+of the demo, expert parallel ones of the wider model.
 
 Each variant has processes of its own, one variant at a time; with more rounds, they take turns. The peers run in the
 environment of PEER_PYTHON (`make bench` makes it). Figures are medians over rounds of a run's median step, after two
@@ -52,11 +53,13 @@ WIDE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A run, how its pages are called, and the slow way that it is measured against: its name and order."""
+    """A run, how its pages are called, how two ranks share it, and the slow way that it is measured against: of both a
+    name, of the one keys, of the other its order."""
 
     title: str
     ending: str
     keys: tuple[str, ...]
+    two_ranks: tuple[str, tuple[str, ...]]
     slow: tuple[str, Order]
 
 
@@ -65,12 +68,14 @@ MODELS: Mapping[str, Model] = {
         title="the demo model",
         ending="",
         keys=(),
+        two_ranks=("dp2", ()),
         slow=("ours, portable kernels", {"overrides": ["run.kernels=portable"]}),
     ),
     "wide": Model(
         title="a wider model",
         ending="_wide",
         keys=WIDE,
+        two_ranks=("ep2", ("parallel.ep=2",)),
         slow=(
             "the guide's layer: each expert given all tokens",
             {"overrides": [*WIDE, *START], "put_in": "one_by_one"},
@@ -98,11 +103,13 @@ class Variant:
 def variants(model: Model, config: RunConfig) -> list[Variant]:
     """Ours first."""
     native, cores = [*model.keys, "run.kernels=native"], len(os.sched_getaffinity(0))
-    found = [Variant(name="ours, one process", order={"overrides": native})]
-    for name, keys in (("dp2", ()), ("ep2", ("parallel.ep=2",))):
-        order: Order = {"overrides": [*native, *TWO_RANKS, *keys]}
-        found.append(Variant(name=f"ours, two ranks, {name}", order=order, processes=2))
-    found.append(Variant(name=model.slow[0], order=model.slow[1]))
+    name, keys = model.two_ranks
+    two: Order = {"overrides": [*native, *TWO_RANKS, *keys]}
+    found = [
+        Variant(name="ours, one process", order={"overrides": native}),
+        Variant(name=f"ours, two ranks, {name}", order=two, processes=2),
+        Variant(name=model.slow[0], order=model.slow[1]),
+    ]
     peer = {"sequences": config.batch.global_sequences, **peer_model(config)}
     for experts in ("eager", "grouped_mm"):
         name = f"transformers {peer['family']}, {experts}"
